@@ -1,0 +1,1 @@
+"""ASGI middleware that lets GPU work in only when its bytes fit."""

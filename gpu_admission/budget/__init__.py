@@ -1,0 +1,1 @@
+"""Who may start: the ledger and what it counts with. Pure and synchronous: no clock, no I/O."""

@@ -1,0 +1,1 @@
+"""The edge: bodies read and replayed, refusals rendered. Nothing here decides who may start."""

@@ -1,0 +1,334 @@
+"""The nouns and protocols, in the order of the flow: request, workload, estimate, device, guard.
+
+Values only: nothing here waits, decides or touches a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Message: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+ASGIApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request asks for, read from its body by a dialect. All sizes are finite and >= 0.
+
+    A dialect fills what it knows; an estimator reads what it needs.
+    """
+
+    task: str = "generate"
+    """``generate``, ``embed``, ``rerank``, ``image``, ``transcribe``, ``speech`` or ``infer``."""
+    prompt_tokens: int = 0
+    """Tokens of the longest prompt (row), special and template tokens included."""
+    total_prompt_tokens: int = 0
+    """Sum over the distinct prompts; 0 = one prompt (then it is ``prompt_tokens``)."""
+    new_tokens: int = 0
+    """Most new tokens of each sequence."""
+    sequences: int = 1
+    """Rows that run at once: prompts x choices (n, best_of, beams, batch size, documents)."""
+    beams: int = 1
+    """Beam width inside ``sequences`` (already multiplied into it)."""
+    prompt_logprobs: bool = False
+    """Logits of every prompt position are kept (``echo`` with ``logprobs`` and its kin)."""
+    images: tuple[tuple[int, int], ...] = ()
+    """(width, height) in pixels of each input image; (0, 0) = size unknown (a remote URL)."""
+    width: int = 0
+    """Of the largest image that is made, in pixels (after hires upscaling)."""
+    height: int = 0
+    audio_seconds: float = 0.0
+    tensor_bytes: int = 0
+    """Bytes of the input tensors of an inference call, shared memory regions included."""
+    context: int = 0
+    """Context length that the request makes the server load (Ollama ``num_ctx``); 0 = not asked."""
+    model: str | None = None
+    stream: bool = False
+    defaulted: tuple[str, ...] = ()
+    """Fields that were absent and took the dialect's default, e.g. ``("max_tokens",)``."""
+    features: Mapping[str, float] = msgspec.field(default_factory=dict)
+    """Further named numbers (``Fields(...)``), for ``Linear`` and ``Table``."""
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """What a request will take: ``bytes`` to charge, and how that came about."""
+
+    bytes: int
+    low: int | None = None
+    """The least it can take where the runtime decides; ``None`` = same as ``bytes``."""
+    basis: Literal["device", "pool"] = "device"
+    """``device`` memory, or blocks inside a ``pool`` that the engine has taken already."""
+    parts: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Bytes of each named term."""
+    notes: tuple[str, ...] = ()
+    """What was assumed, e.g. ``max_tokens was absent: 1024 assumed``."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One part of a multipart body: its headers' facts, its size, and its first bytes."""
+
+    name: str
+    filename: str | None
+    content_type: str
+    size: int
+    head: bytes
+    """At most the first 64 KiB of its content."""
+
+
+class Dialect(Protocol):
+    """Reads what a body asks, in one API's words. Never executes, fetches or opens anything."""
+
+    def read(self, info: RequestInfo) -> Workload:
+        """The workload of ``info``. Raises ``UnreadableBody``, and nothing else."""
+        ...
+
+
+class RequestInfo:
+    """What an estimator gets: a request, its body, and views of the body made on first use.
+
+    ``body`` has its ``Content-Encoding`` removed; the app gets the bytes that came.
+    """
+
+    __slots__ = ("_body", "_dialect", "_headers", "_json", "_parts", "_workload", "path", "scope")
+
+    def __init__(
+        self,
+        scope: Scope,
+        body: bytes = b"",
+        *,
+        path: str | None = None,
+        dialect: Dialect | None = None,
+        parts: Sequence[Part] | None = None,
+    ) -> None:
+        self.scope = scope
+        self.path: str = scope["path"] if path is None else path
+        self._body = body
+        self._dialect = dialect
+        self._parts = parts
+
+    @property
+    def method(self) -> str:
+        method: str = self.scope["method"]
+        return method
+
+    @property
+    def headers(self) -> Headers:
+        try:
+            return self._headers
+        except AttributeError:
+            self._headers: Headers = Headers(scope=self.scope)
+            return self._headers
+
+    @property
+    def query(self) -> QueryParams:
+        return QueryParams(self.scope.get("query_string", b""))
+
+    @property
+    def body(self) -> bytes:
+        return self._body
+
+    @property
+    def json(self) -> Any:
+        """The parsed body. Raises ``UnreadableBody`` where Python's ``json`` would raise."""
+        try:
+            return self._json
+        except AttributeError:
+            from gpu_admission.workloads.jsonbody import parse_json
+
+            self._json: Any = parse_json(self._body)
+            return self._json
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts of a multipart body. Raises ``UnreadableBody`` for other bodies."""
+        if self._parts is None:
+            from gpu_admission.workloads.multipart import read_parts
+
+            self._parts = read_parts(self._body, self.headers.get("content-type", ""))
+        return self._parts
+
+    @property
+    def workload(self) -> Workload:
+        """What the body asks for. Raises ``UnreadableBody``."""
+        try:
+            return self._workload
+        except AttributeError:
+            dialect = self._dialect
+            if dialect is None:
+                from gpu_admission.workloads import dialect_for
+
+                dialect = dialect_for(self.path)
+            self._workload: Workload = dialect.read(self)
+            return self._workload
+
+
+EstimateResult: TypeAlias = "int | Estimate"
+
+
+class Estimator(Protocol):
+    """Bytes that a request will take. Pure; may be async. Any callable will do.
+
+    Set ``needs_body = False`` on it when it reads no body: then none is read for it.
+    """
+
+    def __call__(self, info: RequestInfo, /) -> EstimateResult | Awaitable[EstimateResult]: ...
+
+
+class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
+    """One look at a device. ``None`` is unknown, which is never zero. Memory in bytes."""
+
+    total: int | None = None
+    used: int | None = None
+    """By everyone on the device."""
+    free: int | None = None
+    ours: int | None = None
+    """Used by this process (and its workers), context included, where the driver tells."""
+    reserved: int | None = None
+    """Held by this process's allocator: allocated + reusable cache."""
+    allocated: int | None = None
+    temperature: float | None = None
+    """Degrees Celsius."""
+    utilization: float | None = None
+    """0..1."""
+    faults: tuple[str, ...] = ()
+    """Sticky faults that the driver tells of (ECC, Xid)."""
+    taken_at: float = 0.0
+    """``time.monotonic()`` of the reading."""
+    error: str | None = None
+    """Why fields are missing, in one line; ``None`` when nothing failed."""
+
+
+@runtime_checkable
+class Device(Protocol):
+    """A place with memory. ``read`` may block: it is called in a thread, with a time limit."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def key(self) -> str:
+        """Identity that outlives order: a UUID, MIG id, or a fixed name."""
+        ...
+
+    def read(self) -> DeviceReading:
+        """A new reading; fields that fail are ``None``. Never raises."""
+        ...
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a lease ended: what guards learn from."""
+
+    kind: Literal["ok", "error", "oom", "fault", "client"]
+    """``client``: the client left, or it was cancelled: says nothing about the device."""
+    bytes: int
+    error: str = ""
+    """Name of the exception's class."""
+    at: float = 0.0
+
+
+@runtime_checkable
+class Guard(Protocol):
+    """Lowers the ceiling of one device's budget. Called after each reading and each outcome."""
+
+    name: str
+    reason: str
+    """Why the last ceiling was set, in one sentence; empty when there is none."""
+
+    def ceiling(
+        self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
+    ) -> int | None:
+        """Bytes that may be held (0 closes), or ``None`` for no opinion.
+
+        ``readings`` are this device's latest, oldest first; ``outcomes`` those since the
+        last call.
+        """
+        ...
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened to a request. Observers get each; it carries no body and no key."""
+
+    kind: Literal["admitted", "refused", "disconnected", "released", "shadow"]
+    at: float
+    """``time.monotonic()``."""
+    route: str
+    """The route pattern that matched, or ``*``; never the raw path."""
+    lane: str
+    reason: str = ""
+    """Of a refusal; for ``shadow`` what would have been said."""
+    status: int = 0
+    bytes: int = 0
+    waited: float = 0.0
+    held: float = 0.0
+    device: str = ""
+    peak: int | None = None
+    """Measured bytes, where the app told (``lease.record_peak``)."""
+    outcome: str = ""
+    """Of ``released``: ``Outcome.kind``."""
+    lease: int = 0
+    """A number that joins the events of one lease."""
+    defaulted: tuple[str, ...] = ()
+    estimate: Estimate | None = None
+
+
+Observer: TypeAlias = Callable[[Event], None]
+
+
+class LaneSnapshot(msgspec.Struct, frozen=True):
+    name: str
+    in_use: int
+    waiting: int
+    waiting_bytes: int
+    guaranteed: int
+    limit: int
+
+
+class DeviceSnapshot(msgspec.Struct, frozen=True):
+    name: str
+    capacity: int
+    in_use: int
+    ceiling: int | None
+    closed_by: str | None
+    """Name of the guard that set the ceiling."""
+    reason: str
+    reading: DeviceReading | None
+    reading_age: float | None
+    """Seconds."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything at one instant; bytes, counts and seconds."""
+
+    capacity: int
+    """Summed over devices."""
+    in_use: int
+    available: int
+    """What could be granted now on the emptiest device set: ceiling less in use, never negative."""
+    running: int
+    waiting: int
+    waiting_bytes: int
+    buffered_bytes: int
+    peak: int
+    """Most bytes ever held at once."""
+    ceiling: int
+    """What guards allow now, summed over devices; at most ``capacity``."""
+    closed_by: str | None
+    draining: bool
+    mode: str
+    forecast: float | None
+    """Seconds that a request of the median size would wait if it came now; ``None`` = not known."""
+    lanes: tuple[LaneSnapshot, ...]
+    devices: tuple[DeviceSnapshot, ...]
+    counts: Mapping[str, int]
+    """``admitted`` and ``disconnected`` since start, and each refusal by its reason."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
