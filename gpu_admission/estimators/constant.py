@@ -1,0 +1,38 @@
+"""``Constant``: every request takes the same. Reads nothing, so no body is read for it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpu_admission.estimators.terms import render
+from gpu_admission.sizes import parse_bytes
+from gpu_admission.types import Estimate, RequestInfo, Workload
+
+
+class Constant:
+    """The same ``size`` for every request: bytes, or text such as ``"1.2GiB"``.
+
+    Raises ``ValueError`` for less than one byte: leave a route out with ``exclude`` instead.
+    """
+
+    needs_body = False
+
+    def __init__(self, size: int | str, *, basis: Literal["device", "pool"] = "device") -> None:
+        self._bytes = parse_bytes(size, name="Constant size")
+        if self._bytes < 1:
+            raise ValueError("Constant size must be at least 1 byte; use exclude to leave a route unmetered")
+        self._estimate = Estimate(self._bytes, basis=basis, parts={"constant": self._bytes})
+
+    def __call__(self, info: RequestInfo, /) -> int | Estimate:
+        return self._estimate
+
+    def estimate(self, workload: Workload) -> Estimate:
+        """The constant, whatever ``workload`` is."""
+        return self._estimate
+
+    def explain(self, workload: Workload) -> str:
+        """The constant, as text."""
+        return render("Constant", self._estimate)
+
+    def __repr__(self) -> str:
+        return f"Constant({self._bytes})"

@@ -1,0 +1,140 @@
+"""``Table``: measured sizes on a grid of features, read by rounding up to the next point.
+
+Owns the grid. For runtimes that no formula describes: measure some shapes, charge each
+request as the next larger one measured. Never interpolates: between two points a
+runtime may take as much as at the upper one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import product as combinations
+from typing import Any, Literal
+
+from gpu_admission.estimators.features import Number, product, workload_of
+from gpu_admission.estimators.terms import assumed, clamp, render
+from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
+from gpu_admission.types import Estimate, RequestInfo, Workload
+
+Cell = tuple[int, ...]
+
+
+class Table:
+    """Bytes of the next measured point at or above a request, in every feature.
+
+    ``rows`` are ``({feature: value}, bytes)``, all with the same features (and products of
+    features); they need not fill the grid. A point that measured less than a smaller one is
+    raised to it, so that more never costs less. ``beyond`` says what a request above the grid
+    takes: ``"refuse"`` (2**62 bytes: it fits nowhere) or ``"scale"`` (the edge of the grid times
+    how many times it is exceeded, in each feature: enough while growth is at most
+    proportional). A corner that nothing measured covers is always refused.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[tuple[Mapping[str, Any], int | str]],
+        *,
+        beyond: Literal["refuse", "scale"] = "refuse",
+        basis: Literal["device", "pool"] = "device",
+    ) -> None:
+        if beyond not in ("refuse", "scale"):
+            raise ValueError(f"beyond must be 'refuse' or 'scale', not {beyond!r}")
+        measured = [(values, parse_bytes(size, name="a row's size")) for values, size in rows]
+        self.features = _features(measured)
+        self.beyond = beyond
+        self.basis: Literal["device", "pool"] = basis
+        self._readers = [product(name) for name in self.features]
+        points: dict[tuple[Number, ...], int] = {}
+        for values, size in measured:
+            point = self._point(workload_of(values))
+            points[point] = max(size, points.get(point, 1))
+        self._axes = [sorted({point[i] for point in points}) for i in range(len(self.features))]
+        self._cells = _fill(self._axes, points)
+
+    def __call__(self, info: RequestInfo, /) -> Estimate:
+        return self.estimate(info.workload)
+
+    def estimate(self, workload: Workload) -> Estimate:
+        """Bytes of ``workload``. Raises ``LookupError`` when it lacks a feature."""
+        point = self._point(workload)
+        cell = tuple(bisect_left(axis, value) for axis, value in zip(self._axes, point, strict=True))
+        size = self._cells.get(cell)
+        notes = assumed(workload) if workload.defaulted else ()
+        if size is not None:
+            return Estimate(size, None, self.basis, {"measured": size}, notes)
+        return self._above(point, cell, notes)
+
+    def explain(self, workload: Workload) -> str:
+        """The point that ``workload`` is charged as, as text."""
+        return render(f"Table of {', '.join(self.features)}", self.estimate(workload))
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{n}={axis}" for n, axis in zip(self.features, self._axes, strict=True))
+        return f"Table({axes}; up to {format_bytes(max(self._cells.values()))})"
+
+    def _point(self, workload: Workload) -> tuple[Number, ...]:
+        values = []
+        for factors in self._readers:
+            value: Number = 1
+            for factor in factors:
+                value *= factor(workload)
+            values.append(value)
+        return tuple(values)
+
+    def _above(self, point: Sequence[Number], cell: Cell, notes: tuple[str, ...]) -> Estimate:
+        over = [
+            f"{name} {value:g} > {axis[-1]:g}"
+            for name, value, axis in zip(self.features, point, self._axes, strict=True)
+            if value > axis[-1]
+        ]
+        notes = (
+            *notes,
+            f"beyond what was measured: {', '.join(over) or 'nothing this large in all features'}",
+        )
+        edge = self._cells.get(tuple(min(i, len(axis) - 1) for i, axis in zip(cell, self._axes, strict=True)))
+        if edge is None or self.beyond == "refuse":
+            return Estimate(MAX_BYTES, None, self.basis, {"beyond the grid": MAX_BYTES}, notes)
+        size: Number = edge
+        for value, axis in zip(point, self._axes, strict=True):
+            if value > axis[-1]:
+                size = size * value / axis[-1] if axis[-1] else MAX_BYTES
+        return Estimate(clamp(size), None, self.basis, {"scaled": clamp(size)}, notes)
+
+
+def _features(measured: Sequence[tuple[Mapping[str, Any], int]]) -> tuple[str, ...]:
+    if not measured or not measured[0][0]:
+        raise ValueError("Table needs at least one row of features and their size")
+    names = tuple(measured[0][0])
+    for values, _ in measured:
+        if set(values) != set(names):
+            raise ValueError(
+                f"every row of a Table must have the features {list(names)}, one has {list(values)}"
+            )
+    return names
+
+
+def _fill(axes: Sequence[Sequence[Number]], points: Mapping[tuple[Number, ...], int]) -> dict[Cell, int]:
+    """The size of each cell with a measured point at or above it: the least of those points,
+    each taken as the most of what was measured at or below itself."""
+    sizes = {
+        tuple(bisect_left(axis, value) for axis, value in zip(axes, point, strict=True)): size
+        for point, size in points.items()
+    }
+    shape = [len(axis) for axis in axes]
+    most_below = _sweep(sizes, shape, max, -1)
+    return _sweep({cell: most_below[cell] for cell in sizes}, shape, min, +1)
+
+
+def _sweep(
+    sizes: Mapping[Cell, int], shape: Sequence[int], pick: Callable[[int, int], int], side: int
+) -> dict[Cell, int]:
+    """Each cell's ``pick`` of itself and all cells on one ``side`` of it, in every axis."""
+    cells = dict(sizes)
+    order = list(combinations(*(range(length) for length in shape)))
+    for axis in range(len(shape)):
+        for cell in order if side < 0 else reversed(order):
+            neighbour = (*cell[:axis], cell[axis] + side, *cell[axis + 1 :])
+            if (near := cells.get(neighbour)) is not None:
+                cells[cell] = pick(near, cells.get(cell, near))
+    return cells
