@@ -184,6 +184,8 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """One look at a device. ``None`` is unknown, which is never zero. Memory in bytes."""
 
     total: int | None = None
+    usable: int | None = None
+    """What may be planned with, where that is less than ``total`` (half of a WDDM card)."""
     used: int | None = None
     """By everyone on the device."""
     free: int | None = None
@@ -202,6 +204,10 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     """``time.monotonic()`` of the reading."""
     error: str | None = None
     """Why fields are missing, in one line; ``None`` when nothing failed."""
+    capacity: int | None = None
+    """Bytes that leases on this device may hold; filled in by the admission, for guards."""
+    held: int | None = None
+    """Bytes that leases held while it was read; filled in by the admission, for guards."""
 
 
 @runtime_checkable
@@ -300,6 +306,8 @@ class DeviceSnapshot(msgspec.Struct, frozen=True):
     reading: DeviceReading | None
     reading_age: float | None
     """Seconds."""
+    restart_only: bool = False
+    """Closed for good: only a restart of the process mends it."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -327,6 +335,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceSnapshot, ...]
     counts: Mapping[str, int]
     """``admitted`` and ``disconnected`` since start, and each refusal by its reason."""
+    last_success: float | None = None
+    """Seconds since a lease last ended well; ``None`` = none has yet."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
