@@ -1,1 +1,48 @@
 """ASGI middleware that lets GPU work in only when its bytes fit."""
+
+from gpu_admission.admission import Admission
+from gpu_admission.budget.lanes import Lane
+from gpu_admission.errors import (
+    AdmissionError,
+    QueueFull,
+    QueueTimeout,
+    Rejected,
+    TooLarge,
+    Unavailable,
+    UnreadableBody,
+)
+from gpu_admission.lease import Lease, current_lease
+from gpu_admission.middleware import GPUAdmission
+from gpu_admission.types import (
+    Device,
+    DeviceReading,
+    Estimate,
+    Estimator,
+    Guard,
+    RequestInfo,
+    Snapshot,
+    Workload,
+)
+
+__all__ = [
+    "Admission",
+    "AdmissionError",
+    "Device",
+    "DeviceReading",
+    "Estimate",
+    "Estimator",
+    "GPUAdmission",
+    "Guard",
+    "Lane",
+    "Lease",
+    "QueueFull",
+    "QueueTimeout",
+    "Rejected",
+    "RequestInfo",
+    "Snapshot",
+    "TooLarge",
+    "Unavailable",
+    "UnreadableBody",
+    "Workload",
+    "current_lease",
+]

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 
 MAX_BYTES = 2**62
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
-_UNITS = {
+_UNITS: dict[str, int] = {
     "": 1,
     "b": 1,
     **{f"{letter}ib": 1024**n for n, letter in enumerate("kmgtp", start=1)},
@@ -26,9 +27,7 @@ def parse_bytes(value: int | str, *, name: str = "size") -> int:
     negative or absurd one; both name the setting ``name``.
     """
     if isinstance(value, bool) or not isinstance(value, (int, str)):
-        raise TypeError(
-            f"{name} must be bytes as an int or text such as '6GiB', not {type(value).__name__}"
-        )
+        raise TypeError(f"{name} must be bytes as an int or text such as '6GiB', not {type(value).__name__}")
     size = _parse_text(value, name) if isinstance(value, str) else value
     if not 0 <= size <= MAX_BYTES:
         raise ValueError(f"{name} must be between 0 and 2**62 bytes, got {value!r}")
@@ -40,16 +39,13 @@ def _parse_text(text: str, name: str) -> int:
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{name}={text[:40]!r} is not a size: write bytes, or '6GiB', '512MiB', '1.5GB'")
-    return math.ceil(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    number = Fraction(match[1])
+    return math.ceil(number * unit)
 
 
 def format_bytes(size: int) -> str:
     """``size`` in the largest binary unit that keeps it at 1 or more: ``"1.50 GiB"``."""
     if abs(size) < 1024:
         return f"{size} B"
-    value, unit = float(size), "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):
-        value /= 1024
-        if abs(value) < 1024:
-            break
-    return f"{value:.2f} {unit}"
+    power = min((abs(size).bit_length() - 1) // 10, 5)
+    return f"{size / 1024**power:.2f} {'KMGTP'[power - 1]}iB"

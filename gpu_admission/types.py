@@ -95,7 +95,7 @@ class RequestInfo:
     ``body`` has its ``Content-Encoding`` removed; the app gets the bytes that came.
     """
 
-    __slots__ = ("_body", "_dialect", "_headers", "_json", "_parts", "_workload", "path", "scope")
+    __slots__ = ("_body", "_dialect", "_headers", "_json", "_parts", "_source", "_workload", "path", "scope")
 
     def __init__(
         self,
@@ -108,9 +108,11 @@ class RequestInfo:
     ) -> None:
         self.scope = scope
         self.path: str = scope["path"] if path is None else path
-        self._body = body
+        self._body: bytes | None = body
+        self._source: Callable[[], bytes] | None = None
         self._dialect = dialect
-        self._parts = parts
+        if parts is not None:
+            self._parts: Sequence[Part] = parts
 
     @property
     def method(self) -> str:
@@ -131,7 +133,22 @@ class RequestInfo:
 
     @property
     def body(self) -> bytes:
+        if self._body is None:
+            self._body = b"" if self._source is None else self._source()
         return self._body
+
+    def read_from(self, source: Callable[[], bytes]) -> None:
+        """Make the body ``source()``, now and again after ``forget``."""
+        self._source = source
+        self._body = None
+
+    def forget(self) -> None:
+        """Drop the copies that were made for reading, so that a waiting body is held once."""
+        if self._source is not None:
+            self._body = None
+        for name in ("_json", "_parts"):
+            if hasattr(self, name):
+                delattr(self, name)
 
     @property
     def json(self) -> Any:
@@ -141,17 +158,19 @@ class RequestInfo:
         except AttributeError:
             from gpu_admission.workloads.jsonbody import parse_json
 
-            self._json: Any = parse_json(self._body)
+            self._json: Any = parse_json(self.body)
             return self._json
 
     @property
     def parts(self) -> Sequence[Part]:
         """The parts of a multipart body. Raises ``UnreadableBody`` for other bodies."""
-        if self._parts is None:
+        try:
+            return self._parts
+        except AttributeError:
             from gpu_admission.workloads.multipart import read_parts
 
-            self._parts = read_parts(self._body, self.headers.get("content-type", ""))
-        return self._parts
+            self._parts = read_parts(self.body, self.headers.get("content-type", ""))
+            return self._parts
 
     @property
     def workload(self) -> Workload:

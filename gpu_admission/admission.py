@@ -1,0 +1,471 @@
+"""The controller: one budget, its leases, and the only place that waits.
+
+Every change of the ledger happens here, under one lock, so that leases may end in any
+thread; whoever is granted by it is woken here. Reading bodies and rendering refusals is
+the edge's work (``http``), who may start the ledger's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, Unpack
+
+import anyio
+
+from gpu_admission.budget.buffered import BufferedBytes
+from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.ticket import State, Ticket
+from gpu_admission.errors import ClientLeft, Rejected
+from gpu_admission.lease import Lease, LeaseContext, held_lease
+from gpu_admission.loops import call_soon, is_running, running_loop
+from gpu_admission.refusals import Refusals
+from gpu_admission.settings import Options, Settings
+from gpu_admission.sizes import format_bytes, parse_bytes
+from gpu_admission.types import Estimate, Event, LaneSnapshot, Snapshot
+
+logger = logging.getLogger("gpu_admission")
+_running_loop = asyncio._get_running_loop
+_monotonic = time.monotonic
+
+
+class Waiter:
+    """Wakes one waiting task, from its own loop or from any thread."""
+
+    __slots__ = ("event", "left")
+
+    def __init__(self) -> None:
+        self.event = anyio.Event()
+        self.left = False
+        """Its client has gone."""
+
+
+class Admission:
+    """One budget of device bytes with its queue; share it between as many doors as you like.
+
+    All settings are keyword-only and checked here: see ``Settings``. Raises ``TypeError`` or
+    ``ValueError`` with a sentence that names the setting.
+    """
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        self.settings = settings = Settings.of(options)
+        self.metering = settings.metering()
+        self.buffer = BufferedBytes(settings.max_buffered_bytes)
+        self.mode = settings.mode
+        self.lane_names: tuple[str, ...] = tuple(lane.name for lane in settings.lanes)
+        self.device_names: tuple[str, ...] = tuple(device.name for device in settings.devices) or ("device",)
+        self.draining = False
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.RLock()
+        self._late: list[Lease] = []
+        self._loop: Any = None
+        self._observers = settings.observers
+        self._ledger = self._new_ledger()
+        self._refusals = Refusals(settings, self._ledger)
+
+    def _new_ledger(self) -> Ledger:
+        settings = self.settings
+        per_flow = settings.max_waiting_per_flow
+        if per_flow is None and settings.flow is not None:
+            per_flow = max(1, settings.max_waiting // 2)
+        return Ledger(
+            [self._capacity()] * len(self.device_names),
+            lanes=settings.lanes,
+            max_waiting=settings.max_waiting,
+            max_waiting_per_flow=per_flow,
+            max_running=settings.max_running,
+            max_bypass=settings.max_bypass,
+            max_bypass_wait=settings.max_bypass_wait,
+            placement=settings.placement,
+        )
+
+    def _capacity(self) -> int:
+        capacity = self.settings.capacity
+        if not isinstance(capacity, int):
+            return 0
+        return self._usable(capacity)
+
+    def _usable(self, capacity: int) -> int:
+        margin = self.settings.margin or 0.0
+        return int(capacity * self.settings.overcommit * (1 - margin)) if margin else capacity
+
+    # asking for a lease
+
+    def check_open(self, lane: int = 0) -> None:
+        """The cheap checks, before a body is read. Raises ``Unavailable`` or ``QueueFull``."""
+        if self.draining:
+            raise self._refusals.draining()
+        if len(self.lane_names) == 1 and self._ledger.is_full(lane):
+            raise self._refusals.queue_full(lane)
+
+    async def acquire(
+        self,
+        estimate: Estimate,
+        *,
+        lane: int = 0,
+        flow: Any = None,
+        timeout: float | None = None,
+        deadline: float | None = None,
+        route: str = "*",
+        gone: Callable[[], Awaitable[None]] | None = None,
+    ) -> Lease:
+        """A lease on ``estimate.bytes``, after at most ``timeout`` seconds.
+
+        ``deadline`` (seconds) shortens the wait. ``gone`` returns when there is nobody left
+        to answer. Raises ``Rejected``, or ``ClientLeft`` after ``gone``.
+        """
+        if self.mode != "enforce":
+            return self._watch(estimate, lane, flow, route)
+        if _running_loop() is not self._loop or self._loop is None:
+            self._come_home()
+        ticket = Ticket(estimate.bytes, lane, flow)
+        with self._lock:
+            self._request(ticket)
+        arrived = ticket.arrived
+        if ticket.state is State.WAITING:
+            await self._wait(ticket, *self._patience(lane, timeout, deadline), gone)
+        elif ticket.state is not State.GRANTED:
+            raise self._why_not(ticket)
+        waited = ticket.granted_at - arrived
+        self.counts["admitted"] += 1
+        lease = Lease(self, ticket, estimate, route, waited)
+        if self._observers:
+            self._tell("admitted", lease)
+        return lease
+
+    def _request(self, ticket: Ticket) -> None:
+        if self.draining or ticket.bytes > self._ledger.largest(ticket.lane):
+            return
+        self._ledger.request(ticket, _monotonic())
+        if ticket.state is State.WAITING:
+            ticket.waiter = Waiter() if self.mode == "enforce" else None
+
+    def _why_not(self, ticket: Ticket) -> Rejected:
+        if self.draining:
+            return self._refusals.draining()
+        if ticket.bytes > self._ledger.largest(ticket.lane):
+            return self._refusals.too_large(ticket.bytes, ticket.lane)
+        return self._refusals.queue_full(ticket.lane, of_flow=not self._ledger.is_full(ticket.lane))
+
+    def _patience(self, lane: int, timeout: float | None, deadline: float | None) -> tuple[float, str]:
+        """How long to wait, and the name of the setting that says so."""
+        own = self.settings.lanes[lane].timeout
+        setting, longest = ("timeout", self.settings.timeout)
+        if own is not None:
+            setting, longest = f"lane {self.lane_names[lane]!r}: timeout", own
+        if timeout is not None:
+            setting, longest = "timeout", timeout
+        if deadline is not None and deadline < longest:
+            return max(0.0, deadline), "deadline"
+        return longest, setting
+
+    async def _wait(
+        self, ticket: Ticket, longest: float, setting: str, gone: Callable[[], Awaitable[None]] | None
+    ) -> None:
+        """Return when ``ticket`` is granted; however else this ends, it has left the queue."""
+        waiter: Waiter = ticket.waiter
+        try:
+            self._refuse_early(ticket, longest, setting)
+            with anyio.move_on_after(None if longest == math.inf else longest):
+                await (waiter.event.wait() if gone is None else _granted_or_gone(waiter, gone))
+        except BaseException:
+            self._withdraw(ticket)
+            raise
+        if ticket.state is State.GRANTED and not waiter.left:
+            return
+        state = ticket.state
+        self._withdraw(ticket)
+        if waiter.left:
+            raise ClientLeft("the client left while it waited")
+        if state is State.REFUSED:
+            raise self._why_not(ticket)
+        raise self._refusals.timed_out(ticket.bytes, longest, setting)
+
+    def _refuse_early(self, ticket: Ticket, longest: float, setting: str) -> None:
+        if not self.settings.refuse_early:
+            return
+        forecast = self._ledger.forecast(0, _monotonic())
+        if forecast is not None and forecast > longest:
+            raise self._refusals.too_late(ticket.bytes, forecast, longest, setting)
+
+    def _withdraw(self, ticket: Ticket) -> None:
+        with self._lock:
+            granted = self._ledger.release(ticket, _monotonic())
+        self._wake(granted)
+
+    def _watch(self, estimate: Estimate, lane: int, flow: Any, route: str) -> Lease:
+        """A lease that is always given: recorded in ``shadow`` mode, not even counted in ``off``."""
+        ticket = Ticket(estimate.bytes, lane, flow)
+        lease = Lease(self, ticket, estimate, route, 0.0)
+        if self.mode == "off":
+            return lease
+        with self._lock:
+            self._request(ticket)
+            would = "" if ticket.state is State.GRANTED else self._would_refuse(ticket)
+            if ticket.state is not State.GRANTED:
+                now = _monotonic()
+                self._ledger.release(ticket, now)
+                self._ledger.force(ticket, now)
+        self.counts["admitted"] += 1
+        if would:
+            self.counts[f"shadow_{would}"] += 1
+        if self._observers:
+            self._tell("shadow", lease, reason=would)
+        return lease
+
+    def _would_refuse(self, ticket: Ticket) -> str:
+        """What a request that did not start at once would have come to: ``waited``, or a reason."""
+        if ticket.state is not State.WAITING:
+            return self._why_not(ticket).reason
+        forecast = self._ledger.forecast(0, _monotonic())
+        longest, _ = self._patience(ticket.lane, None, None)
+        return "queue_timeout" if longest == 0 or (forecast or 0.0) > longest else "waited"
+
+    def refused(
+        self, rejected: Rejected, *, lane: int = 0, route: str = "*", needed: int | None = None
+    ) -> None:
+        """Complete a refusal on its way out, count it and tell the observers."""
+        self._refusals.complete(rejected, needed, _monotonic())
+        self.counts[rejected.reason] += 1
+        if self._observers:
+            self._emit(
+                "refused", route, lane, rejected.needed or 0, reason=rejected.reason, status=rejected.status
+            )
+
+    def left(self, *, lane: int = 0, route: str = "*") -> None:
+        """Count a client that went away before the app was called."""
+        self.counts["disconnected"] += 1
+        if self._observers:
+            self._emit("disconnected", route, lane, 0)
+
+    # ending and changing one
+
+    def _end(self, lease: Lease) -> None:
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            # The garbage collector closes a generator that held a lease while we change the
+            # ledger in this very thread: it is ended when that change is done.
+            self._late.append(lease)
+            return
+        with self._lock:
+            if lease.ended or lease._handles:
+                return
+            lease.ended = True
+            now = _monotonic()
+            granted = self._ledger.release(lease.ticket, now)
+        if granted:
+            self._wake(granted)
+        if self._observers:
+            self._tell("released", lease, held=now - lease.ticket.granted_at)
+        while self._late:
+            self._end(self._late.pop())
+
+    def _resize(self, lease: Lease, size: int) -> None:
+        with self._lock:
+            if lease.ended:
+                raise RuntimeError("this lease has ended: it can't be resized")
+            if size > lease.ticket.bytes:
+                granted: Sequence[Ticket] = ()
+                fits = self._ledger.grow(lease.ticket, size)
+            else:
+                granted = self._ledger.shrink(lease.ticket, size, _monotonic())
+                fits = True
+        self._wake(granted)
+        if not fits:
+            rejected = self._refusals.no_room(size)
+            self._refusals.complete(rejected, size, _monotonic())
+            raise rejected
+
+    def _wake(self, granted: Sequence[Ticket]) -> None:
+        if not granted:
+            return
+        at_home = _at_home(self._loop)
+        for ticket in granted:
+            if ticket.waiter is None:
+                continue
+            if at_home:
+                ticket.waiter.event.set()
+            else:
+                call_soon(self._loop, ticket.waiter.event.set)
+
+    def _come_home(self) -> None:
+        """Bind to the running event loop. A second one, while the first still runs, is refused."""
+        loop = running_loop()
+        with self._lock:
+            if loop is self._loop:
+                return
+            if self._loop is not None and is_running(self._loop):
+                raise RuntimeError(
+                    "this Admission already serves another event loop that is still running; "
+                    "give each loop (thread) an Admission of its own"
+                )
+            self._loop = loop
+            self._ledger.refuse_all(_monotonic())
+
+    # changing the whole
+
+    def resize(self, capacity: int | str) -> None:
+        """Change the capacity (bytes, per device). Leases stay; those that can no longer fit are refused."""
+        size = parse_bytes(capacity, name="capacity")
+        if not size:
+            raise ValueError("capacity must be above 0 bytes; to stop admitting, call drain()")
+        with self._lock:
+            now = _monotonic()
+            changed = list(self._ledger.resize([self._usable(size)] * len(self.device_names), now))
+        self._wake(changed)
+
+    def drain(self) -> None:
+        """Admit nobody from now on, and refuse those who wait (503 ``draining``). Leases run on."""
+        with self._lock:
+            self.draining = True
+            refused = self._ledger.refuse_all(_monotonic())
+        self._wake(refused)
+
+    async def aclose(self) -> None:
+        """Drain, and stop what runs in the background. Open leases end by themselves."""
+        self.drain()
+
+    # doors
+
+    def lease(
+        self, size: int | str, *, lane: str | None = None, flow: Any = None, timeout: float | None = None
+    ) -> LeaseContext:
+        """``async with admission.lease("2GiB") as lease:`` right at the model call.
+
+        Inside a request that holds a lease of this admission already, it is that lease.
+        Raises ``Rejected``.
+        """
+        charged = parse_bytes(size, name="size")
+        if not charged:
+            raise ValueError("size must be above 0 bytes")
+        return LeaseContext(self, Estimate(charged), self.lane_index(lane), flow, timeout)
+
+    def admit(self, function: Any = None, *, estimator: Any = None) -> Any:
+        """Meter one route: ``@admission.admit(estimator=...)`` below the route's own decorator.
+
+        See ``gpu_admission.routes.admit``.
+        """
+        from gpu_admission import routes
+
+        return routes.admit(self, function, estimator=estimator)
+
+    def dependency(self, estimator: Any = None) -> Any:
+        """A FastAPI dependency that gives the route its ``Lease``. See ``gpu_admission.routes``."""
+        from gpu_admission import routes
+
+        return routes.dependency(self, estimator)
+
+    def classify(self, error: BaseException) -> tuple[Literal["error", "oom", "fault", "client"], str]:
+        """How work that raised ``error`` ended, and the name of its class."""
+        name = type(error).__name__
+        if not isinstance(error, Exception):
+            return "client", name
+        from gpu_admission.guards.classify import classify
+
+        return classify(error) or "error", name
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest request that can ever start."""
+        return self._ledger.largest()
+
+    def held(self) -> Lease | None:
+        """The lease of this admission that the running request holds already."""
+        return held_lease(self)
+
+    def lane_index(self, name: str | None) -> int:
+        """The place of the lane called ``name``; ``None`` is the first."""
+        if name is None:
+            return 0
+        try:
+            return self.lane_names.index(name)
+        except ValueError:
+            raise ValueError(f"there is no lane {name!r}; lanes are {', '.join(self.lane_names)}") from None
+
+    # what is told
+
+    def _tell(self, kind: Any, lease: Lease, **more: Any) -> None:
+        ticket = lease.ticket
+        self._emit(
+            kind,
+            lease.route,
+            ticket.lane,
+            ticket.bytes,
+            waited=lease.waited,
+            device=lease.device,
+            peak=lease.peak,
+            lease=lease.number,
+            estimate=lease.estimate,
+            outcome=lease.outcome[0],
+            **more,
+        )
+
+    def _emit(self, kind: Any, route: str, lane: int, size: int, **more: Any) -> None:
+        event = Event(kind=kind, at=_monotonic(), route=route, lane=self.lane_names[lane], bytes=size, **more)
+        for observer in self._observers:
+            try:
+                observer(event)
+            except Exception:
+                logger.exception("observer %r failed", observer)
+
+    # what there is to see
+
+    def snapshot(self) -> Snapshot:
+        """Everything at this instant: cheap, consistent, JSON-able."""
+        with self._lock:
+            return self._snapshot(_monotonic())
+
+    def _snapshot(self, now: float) -> Snapshot:
+        ledger = self._ledger
+        return Snapshot(
+            capacity=ledger.capacity,
+            in_use=ledger.in_use,
+            available=ledger.available,
+            running=ledger.running,
+            waiting=ledger.waiting,
+            waiting_bytes=ledger.waiting_bytes,
+            buffered_bytes=self.buffer.held,
+            peak=ledger.peak,
+            ceiling=sum(account.limit for account in ledger.accounts),
+            closed_by="drain" if self.draining else None,
+            draining=self.draining,
+            mode=self.mode,
+            forecast=ledger.forecast(ledger.usual, now),
+            lanes=tuple(
+                LaneSnapshot(s.lane.name, s.in_use, s.waiting, s.waiting_bytes, s.guaranteed, s.limit)
+                for s in ledger.lanes
+            ),
+            devices=(),
+            counts=dict(self.counts),
+        )
+
+    def __repr__(self) -> str:
+        ledger = self._ledger
+        return (
+            f"<Admission {self.settings.name!r} {format_bytes(ledger.in_use)} "
+            f"of {format_bytes(ledger.capacity)} in use by {ledger.running}, {ledger.waiting} waiting, mode={self.mode}>"
+        )
+
+
+async def _granted_or_gone(waiter: Waiter, gone: Callable[[], Awaitable[None]]) -> None:
+    async with anyio.create_task_group() as both:
+
+        async def watch() -> None:
+            await gone()
+            waiter.left = True
+            both.cancel_scope.cancel()
+
+        both.start_soon(watch)
+        await waiter.event.wait()
+        both.cancel_scope.cancel()
+
+
+def _at_home(loop: Any) -> bool:
+    try:
+        return running_loop() is loop
+    except RuntimeError:
+        return False

@@ -1,0 +1,344 @@
+"""Who may start. Pure and synchronous: no clock, no I/O, no async, no logging.
+
+Every method takes ``now``, changes the state, runs the one deciding function and returns
+the tickets that were granted; the caller wakes them. So a planner can replay a trace
+through this very code. Rendering, waiting and measuring must not be put here.
+
+The rules, in the order in which ``_next`` applies them:
+
+1. The head of a lane starts when its bytes fit. Heads that are *due* (passed
+   ``max_bypass`` times, or at the head for ``max_bypass_wait`` seconds) come first, then
+   those inside their lane's guarantee, then by priority, then by arrival.
+2. A head that does not fit holds back every head that comes after it, except one inside
+   its own lane's guarantee. A due head holds back everybody.
+3. In the gap that it leaves, *small* requests may start: no larger than the median of
+   what has been asked lately, while their own lane's head is not due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from gpu_admission.budget.forecast import DrainRate
+from gpu_admission.budget.lanes import Lane, LaneState
+from gpu_admission.budget.placement import Placement, most_free
+from gpu_admission.budget.ticket import State, Ticket
+
+_ASKED = 127
+_NOBODY: tuple[Ticket, ...] = ()
+
+
+class Account:
+    """One device's bytes."""
+
+    __slots__ = ("capacity", "ceiling", "in_use", "limit")
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.ceiling: int | None = None
+        self.limit = capacity
+        """What may be held now: the smaller of capacity and ceiling."""
+        self.in_use = 0
+
+    def allow(self, capacity: int, ceiling: int | None) -> None:
+        self.capacity = capacity
+        self.ceiling = ceiling
+        self.limit = capacity if ceiling is None else max(0, min(capacity, ceiling))
+
+
+class Ledger:
+    """The budget of one or several devices, its leases and its one queue of lanes.
+
+    ``capacities`` in bytes, one a device; a request is placed on one of them, never split.
+    """
+
+    def __init__(
+        self,
+        capacities: Sequence[int],
+        *,
+        lanes: Sequence[Lane] = (Lane("default"),),
+        max_waiting: int = 100,
+        max_waiting_per_flow: int | None = None,
+        max_running: int | None = None,
+        max_bypass: int = 32,
+        max_bypass_wait: float = 30.0,
+        placement: Placement = most_free,
+    ) -> None:
+        self.accounts = [Account(capacity) for capacity in capacities]
+        self.lanes = [LaneState(lane, max_waiting) for lane in lanes]
+        self.max_waiting_per_flow = max_waiting_per_flow
+        self.max_running = max_running
+        self.max_bypass = max_bypass
+        self.max_bypass_wait = max_bypass_wait
+        self.placement = placement
+        self.running = 0
+        self.waiting = 0
+        self.in_use = 0
+        self.peak = 0
+        self.grants = 0
+        self.drain = DrainRate()
+        self._asked: deque[int] = deque(maxlen=_ASKED)
+        self._asked_since = 0
+        self._small = 0
+        self._share_out()
+
+    # what is asked of it
+
+    def request(self, ticket: Ticket, now: float) -> Sequence[Ticket]:
+        """Grant ``ticket``, let it wait, or refuse it where no more may wait: see its state."""
+        ticket.arrived = now
+        self._asked.append(ticket.bytes)
+        self._asked_since += 1
+        lane = self.lanes[ticket.lane]
+        if not self.waiting and self._may_run():
+            device = self._place(ticket.bytes)
+            if device is not None and lane.in_use + ticket.bytes <= lane.limit:
+                self._grant(ticket, device, now)
+                return (ticket,)
+        if self._line_is_full(lane, ticket):
+            ticket.state = State.REFUSED
+            return _NOBODY
+        return self._join(ticket, lane, now)
+
+    def force(self, ticket: Ticket, now: float) -> None:
+        """Hold ``ticket`` whether it fits or not: for watching without deciding."""
+        ticket.arrived = now
+        device = self._place(ticket.bytes)
+        self._grant(ticket, 0 if device is None else device, now)
+
+    def release(self, ticket: Ticket, now: float) -> Sequence[Ticket]:
+        """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
+        if ticket.state is State.GRANTED:
+            self._put_back(ticket, now)
+        elif ticket.state is State.WAITING:
+            self._leave(ticket, now)
+        else:
+            return _NOBODY
+        ticket.state = State.ENDED
+        return self._dispatch(now) if self.waiting else _NOBODY
+
+    def shrink(self, ticket: Ticket, size: int, now: float) -> Sequence[Ticket]:
+        """Make a held ticket smaller."""
+        self._change(ticket, size - ticket.bytes)
+        return self._dispatch(now)
+
+    def grow(self, ticket: Ticket, size: int) -> bool:
+        """Make a held ticket larger if it fits now, ahead of those who wait; whether it did."""
+        more = size - ticket.bytes
+        account, lane = self.accounts[ticket.device], self.lanes[ticket.lane]
+        if account.in_use + more > account.limit or lane.in_use + more > lane.limit:
+            return False
+        self._change(ticket, more)
+        return True
+
+    def allow(
+        self, device: int, now: float, *, capacity: int | None = None, ceiling: int | None = None
+    ) -> Sequence[Ticket]:
+        """Set what ``device`` may hold. Nothing is taken back: a smaller limit only stops grants."""
+        account = self.accounts[device]
+        account.allow(account.capacity if capacity is None else capacity, ceiling)
+        self._share_out()
+        return self._dispatch(now)
+
+    def resize(self, capacities: Sequence[int], now: float) -> Sequence[Ticket]:
+        """New capacities. Returns the granted, and those waiting that can never fit now: refused."""
+        for account, capacity in zip(self.accounts, capacities, strict=True):
+            account.allow(capacity, account.ceiling)
+        self._share_out()
+        refused = [ticket for ticket in self._all_waiting() if ticket.bytes > self.largest(ticket.lane)]
+        self._refuse(refused, now)
+        return [*refused, *self._dispatch(now)]
+
+    def refuse_all(self, now: float) -> Sequence[Ticket]:
+        """Nobody waits any more: returns those who did."""
+        refused = self._all_waiting()
+        self._refuse(refused, now)
+        return refused
+
+    def run_at_most(self, max_running: int | None, now: float) -> Sequence[Ticket]:
+        self.max_running = max_running
+        return self._dispatch(now)
+
+    # what is asked about it
+
+    @property
+    def capacity(self) -> int:
+        return sum(account.capacity for account in self.accounts)
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(lane.waiting_bytes for lane in self.lanes)
+
+    @property
+    def available(self) -> int:
+        """Most bytes that one request could be granted now."""
+        return max(0, max(account.limit - account.in_use for account in self.accounts))
+
+    def largest(self, lane: int = 0) -> int:
+        """Bytes of the largest request that can ever start in ``lane``."""
+        return min(max(account.capacity for account in self.accounts), self.lanes[lane].limit)
+
+    def is_full(self, lane: int) -> bool:
+        """Whether a newcomer to ``lane`` is refused, whatever it asks."""
+        state = self.lanes[lane]
+        return 0 < state.max_waiting <= state.waiting
+
+    @property
+    def usual(self) -> int:
+        """The median of the sizes asked lately; 0 while nothing was."""
+        return self._median() if self._asked else 0
+
+    def forecast(self, size: int, now: float) -> float | None:
+        """Seconds that ``size`` bytes would wait if they came now; ``None`` while nothing has drained."""
+        ahead = self.waiting_bytes + size - self.available
+        if ahead <= 0 and not self.waiting:
+            return 0.0
+        return self.drain.seconds(max(ahead, size))
+
+    # the changes
+
+    def _join(self, ticket: Ticket, lane: LaneState, now: float) -> Sequence[Ticket]:
+        ticket.state = State.WAITING
+        lane.join(ticket, now)
+        self.waiting += 1
+        granted = self._dispatch(now)
+        if lane.max_waiting == 0 and ticket.state is State.WAITING:
+            self._leave(ticket, now)
+            ticket.state = State.REFUSED
+        return granted
+
+    def _line_is_full(self, lane: LaneState, ticket: Ticket) -> bool:
+        if 0 < lane.max_waiting <= lane.waiting:
+            return True
+        most = self.max_waiting_per_flow
+        return most is not None and ticket.flow is not None and lane.waiting_of(ticket.flow) >= most
+
+    def _leave(self, ticket: Ticket, now: float) -> None:
+        self.lanes[ticket.lane].leave(ticket, now)
+        self.waiting -= 1
+
+    def _all_waiting(self) -> list[Ticket]:
+        return [ticket for lane in self.lanes for ticket in lane.tickets()]
+
+    def _refuse(self, tickets: Sequence[Ticket], now: float) -> None:
+        for ticket in tickets:
+            self._leave(ticket, now)
+            ticket.state = State.REFUSED
+
+    def _grant(self, ticket: Ticket, device: int, now: float) -> None:
+        ticket.state = State.GRANTED
+        ticket.device = device
+        ticket.granted_at = now
+        self.accounts[device].in_use += ticket.bytes
+        self.lanes[ticket.lane].start(ticket)
+        self.running += 1
+        self.grants += 1
+        self.in_use += ticket.bytes
+        if self.in_use > self.peak:
+            self.peak = self.in_use
+
+    def _put_back(self, ticket: Ticket, now: float) -> None:
+        self.accounts[ticket.device].in_use -= ticket.bytes
+        self.lanes[ticket.lane].end(ticket, now - ticket.granted_at)
+        self.running -= 1
+        self.in_use -= ticket.bytes
+        self.drain.released(ticket.bytes, now, busy=self.waiting > 0)
+
+    def _change(self, ticket: Ticket, more: int) -> None:
+        ticket.bytes += more
+        self.accounts[ticket.device].in_use += more
+        self.lanes[ticket.lane].in_use += more
+        self.in_use += more
+        self.peak = max(self.peak, self.in_use)
+
+    def _share_out(self) -> None:
+        total = self.capacity
+        for state in self.lanes:
+            state.guaranteed = int(state.lane.guaranteed * total)
+            state.limit = int(state.lane.limit * total)
+
+    # who is next
+
+    def _dispatch(self, now: float) -> Sequence[Ticket]:
+        granted: list[Ticket] = []
+        while self.waiting and self._may_run():
+            ticket = self._next(now)
+            device = None if ticket is None else self._place(ticket.bytes)
+            if ticket is None or device is None:
+                break
+            self._count_passed(ticket)
+            self._leave(ticket, now)
+            self._grant(ticket, device, now)
+            granted.append(ticket)
+        return granted
+
+    def _may_run(self) -> bool:
+        return self.max_running is None or self.running < self.max_running
+
+    def _place(self, size: int) -> int | None:
+        if len(self.accounts) == 1:
+            account = self.accounts[0]
+            return 0 if account.in_use + size <= account.limit else None
+        free = [account.limit - account.in_use for account in self.accounts]
+        return self.placement(size, free, self.grants)
+
+    def _next(self, now: float) -> Ticket | None:
+        room = max(account.limit - account.in_use for account in self.accounts)
+        order = self._lanes_in_turn(now)
+        blocked = False
+        for lane in order:
+            head = lane.head
+            assert head is not None
+            if lane.in_use + head.bytes > lane.limit:
+                continue
+            if head.bytes <= room and (not blocked or self._is_guaranteed(lane, head)):
+                return head
+            if self._is_due(head, now):
+                return None
+            blocked = True
+        return self._small_one(order, room, now)
+
+    def _lanes_in_turn(self, now: float) -> list[LaneState]:
+        if len(self.lanes) == 1:
+            return self.lanes
+        waiting = [lane for lane in self.lanes if lane.head is not None]
+        waiting.sort(key=lambda lane: self._turn(lane, now))
+        return waiting
+
+    def _turn(self, lane: LaneState, now: float) -> tuple[bool, float, bool, int, float]:
+        head = lane.head
+        assert head is not None
+        overdue = head.passed >= max(1, self.max_bypass) or now - head.head_since >= self.max_bypass_wait
+        since = head.head_since if overdue else 0.0
+        return (not overdue, since, not self._is_guaranteed(lane, head), -lane.lane.priority, head.arrived)
+
+    def _is_guaranteed(self, lane: LaneState, head: Ticket) -> bool:
+        return lane.in_use + head.bytes <= lane.guaranteed
+
+    def _is_due(self, head: Ticket, now: float) -> bool:
+        return head.passed >= self.max_bypass or now - head.head_since >= self.max_bypass_wait
+
+    def _small_one(self, order: Sequence[LaneState], room: int, now: float) -> Ticket | None:
+        size = min(room, self._median())
+        for lane in order:
+            head = lane.head
+            if head is None or self._is_due(head, now):
+                continue
+            ticket = lane.small(min(size, lane.limit - lane.in_use))
+            if ticket is not None:
+                return ticket
+        return None
+
+    def _median(self) -> int:
+        """The median of the sizes asked lately, looked up again after every few requests."""
+        if self._asked_since > 15 or not self._small:
+            self._asked_since = 0
+            self._small = sorted(self._asked)[len(self._asked) // 2]
+        return self._small
+
+    def _count_passed(self, ticket: Ticket) -> None:
+        for lane in self.lanes:
+            head = lane.head
+            if head is not None and head is not ticket and head.arrived <= ticket.arrived:
+                head.passed += 1

@@ -1,0 +1,127 @@
+"""A request's body: read once, counted as it arrives, and replayed as the messages that came.
+
+Owns the messages between the server's ``receive`` and the app's. What a body means is read
+in ``workloads``; what it costs in ``estimators``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+
+from gpu_admission.budget.buffered import BufferedBytes
+from gpu_admission.errors import ClientLeft, TooLarge
+from gpu_admission.sizes import format_bytes
+from gpu_admission.types import Message, Receive, Scope
+
+WATCHED_BYTES = 64 * 1024
+"""A client that is watched while it waits may send this much ahead; then its upload pauses."""
+
+
+class Body:
+    """The ``receive`` that the app gets. After the messages that were read it is the server's own.
+
+    A disconnect that was seen is returned again on every later call, without suspending.
+    """
+
+    __slots__ = (
+        "_buffer", "_held", "_limit", "_messages", "_receive", "complete", "disconnected", "failure", "size"
+    )  # fmt: skip
+
+    def __init__(self, receive: Receive, buffer: BufferedBytes, limit: int) -> None:
+        self._receive = receive
+        self._buffer = buffer
+        self._limit = limit
+        self._messages: deque[Message] = deque()
+        self._held = 0
+        self.size = 0
+        self.complete = False
+        self.disconnected: Message | None = None
+        self.failure: Exception | None = None
+        """What the server's ``receive`` raised while the client was watched."""
+
+    async def __call__(self) -> Message:
+        if self._messages:
+            message = self._messages.popleft()
+            self._give(len(message.get("body", b"")))
+            return message
+        if self.disconnected is not None:
+            return self.disconnected
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.disconnected = message
+        return message
+
+    async def read(self) -> None:
+        """Read to the end of the body. Raises ``TooLarge``, ``QueueFull`` or ``ClientLeft``."""
+        while not self.complete:
+            self._keep(await self._receive())
+            if self.disconnected is not None:
+                raise ClientLeft("the client left while its body was read")
+
+    async def watch(self) -> None:
+        """Return when the client has left (or its upload can't be held); never raises ``Exception``.
+
+        Every message that it receives is kept for the app.
+        """
+        try:
+            while self.disconnected is None:
+                if not self.complete and self.size > WATCHED_BYTES:
+                    await anyio.sleep_forever()
+                self._keep(await self._receive())
+        except Exception as error:
+            self.failure = error
+
+    def content(self) -> bytes:
+        """The whole body, as it came. One copy, none where it came in one piece."""
+        if len(self._messages) == 1:
+            body: bytes = self._messages[0].get("body", b"")
+            return body
+        return b"".join(message.get("body", b"") for message in self._messages)
+
+    def close(self) -> None:
+        """Let go of what the app has not taken."""
+        self._messages.clear()
+        self._give(self._held)
+
+    def _keep(self, message: Message) -> None:
+        kind = message["type"]
+        if kind == "http.disconnect":
+            self.disconnected = message
+            return
+        if kind == "http.request" and not self.complete:
+            self._count(len(message.get("body", b"")))
+            self.complete = not message.get("more_body", False)
+        self._messages.append(message)
+
+    def _count(self, size: int) -> None:
+        if self.size + size > self._limit:
+            raise TooLarge(
+                "body_too_large", f"the body is larger than max_body_bytes={format_bytes(self._limit)}"
+            )
+        self._buffer.take(size)
+        self.size += size
+        self._held += size
+
+    def _give(self, size: int) -> None:
+        if size:
+            size = min(size, self._held)
+            self._held -= size
+            self._buffer.give(size)
+
+
+def declared_length(scope: Scope) -> int | None:
+    """``Content-Length``, where it is one plain number; anything else is ignored and bytes are counted."""
+    found: set[bytes] = {value for name, value in scope["headers"] if name == b"content-length"}
+    if len(found) != 1:
+        return None
+    value = found.pop()
+    return int(value) if value.isdigit() and len(value) < 20 else None
+
+
+def encodings(scope: Scope) -> list[str]:
+    """The body's content encodings in the order in which they were applied."""
+    values = b",".join(value for name, value in scope["headers"] if name == b"content-encoding")
+    names = (name.strip().lower() for name in values.decode("latin-1").split(","))
+    return [name for name in names if name not in ("", "identity")]

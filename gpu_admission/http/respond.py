@@ -1,0 +1,96 @@
+"""A refusal as a response. The exception knows its status; nothing here decides."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from starlette.responses import Response
+
+from gpu_admission.errors import Rejected
+from gpu_admission.types import ASGIApp, Receive, RequestInfo, Scope, Send
+
+logger = logging.getLogger("gpu_admission")
+
+_TITLES = {
+    "too_large": "The request can never fit on the device",
+    "body_too_large": "The request body is too large",
+    "queue_full": "Too many requests are waiting",
+    "queue_timeout": "The device stayed busy for too long",
+    "deadline": "The device stayed busy past the request's deadline",
+    "gpu_unavailable": "The device takes no work now",
+    "draining": "The server is shutting down",
+    "unreadable_body": "The request body can't be read",
+}
+_OPENAI_TYPES = {413: "invalid_request_error", 400: "invalid_request_error", 429: "rate_limit_error"}
+
+
+def response_for(on_reject: Any, info: RequestInfo, rejected: Rejected) -> ASGIApp:
+    """The answer to a refused request: the setting ``on_reject``, with the headers that each one carries."""
+    response = _render(on_reject, info, rejected)
+    for name, value in _headers(rejected).items():
+        response.headers.setdefault(name, value)
+    return _headers_only(response) if info.method == "HEAD" else response
+
+
+def _render(on_reject: Any, info: RequestInfo, rejected: Rejected) -> Response:
+    if not callable(on_reject):
+        return openai(rejected) if on_reject == "openai" else problem(rejected)
+    try:
+        response = on_reject(info, rejected)
+        if not isinstance(response, Response):
+            raise TypeError(f"on_reject must return a Response, not {type(response).__name__}")
+        return response
+    except Exception:
+        logger.exception("on_reject failed: problem+json is sent instead")
+        return problem(rejected)
+
+
+def _headers_only(response: Response) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
+        await send({"type": "http.response.body", "body": b""})
+
+    return answer
+
+
+def problem(rejected: Rejected) -> Response:
+    """RFC 9457 problem details."""
+    body = {
+        "type": f"urn:gpu-admission:{rejected.reason}",
+        "title": _TITLES.get(rejected.reason, "The request was refused"),
+        "status": rejected.status,
+        "detail": rejected.detail,
+        "reason": rejected.reason,
+        "needed_bytes": rejected.needed,
+        "capacity_bytes": rejected.capacity,
+        "waiting": rejected.waiting,
+    }
+    return _response(rejected, body, "application/problem+json")
+
+
+def openai(rejected: Rejected) -> Response:
+    """The error body of the OpenAI API."""
+    error = {
+        "message": rejected.detail,
+        "type": _OPENAI_TYPES.get(rejected.status, "server_error"),
+        "param": None,
+        "code": rejected.reason,
+    }
+    return _response(rejected, {"error": error}, "application/json")
+
+
+def _response(rejected: Rejected, body: Any, media_type: str) -> Response:
+    return Response(json.dumps(body), rejected.status, media_type=media_type)
+
+
+def _headers(rejected: Rejected) -> dict[str, str]:
+    headers = {"Cache-Control": "no-store", "X-GPU-Admission-Reason": rejected.reason}
+    if rejected.retry_after is not None:
+        headers["Retry-After"] = str(rejected.retry_after)
+    elif not rejected.retryable and rejected.status != 400:
+        headers["x-should-retry"] = "false"
+    return headers

@@ -1,0 +1,144 @@
+"""Content encodings taken off a body, for reading only and never past a bound.
+
+The app gets the bytes that came. Nothing here keeps more than the bound, however far a
+bomb would unpack.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gpu_admission.budget.buffered import BufferedBytes
+from gpu_admission.errors import Rejected, TooLarge, UnreadableBody
+from gpu_admission.sizes import format_bytes
+
+_STEP = 256 * 1024
+_DEEPEST = 3
+
+
+def unpack(body: bytes, encodings: Sequence[str], limit: int, buffer: BufferedBytes) -> bytes:
+    """``body`` without its ``encodings`` (the last applied comes off first).
+
+    ``buffer`` is charged while it unpacks. Raises ``UnreadableBody`` for an encoding that
+    is unknown, broken, cut short or followed by other bytes, ``TooLarge`` past ``limit`` bytes.
+    """
+    if not body:
+        return body
+    if len(encodings) > _DEEPEST:
+        raise UnreadableBody(f"a body packed {len(encodings)} times over is not unpacked")
+    for encoding in reversed(encodings):
+        body = _bounded(encoding, body, limit, buffer)
+    return body
+
+
+def _bounded(encoding: str, body: bytes, limit: int, buffer: BufferedBytes) -> bytes:
+    pieces = _decoder(encoding)(body)
+    kept, size = [], 0
+    try:
+        for piece in _readable(encoding, pieces):
+            buffer.take(len(piece))
+            size += len(piece)
+            kept.append(piece)
+            if size > limit:
+                raise TooLarge(
+                    "body_too_large", f"the body unpacks to more than max_body_bytes={format_bytes(limit)}"
+                )
+        return b"".join(kept)
+    finally:
+        buffer.give(size)
+
+
+def _readable(encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """``pieces``; what a decoder raises becomes ``UnreadableBody``."""
+    try:
+        yield from pieces
+    except Rejected:
+        raise
+    except Exception as error:
+        raise UnreadableBody(f"the body is not valid {encoding}: {type(error).__name__}") from None
+
+
+def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
+    known = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate, "br": _brotli, "zstd": _zstd}
+    decoder = known.get(encoding)
+    if decoder is None:
+        raise UnreadableBody(f"a body with Content-Encoding {encoding[:20]!r} can't be unpacked")
+    return decoder
+
+
+def _gzip(body: bytes) -> Iterator[bytes]:
+    """All members of a gzip file, one after the other."""
+    while body:
+        stream = zlib.decompressobj(wbits=31)
+        yield from _inflate(stream, body)
+        body = stream.unused_data
+
+
+def _deflate(body: bytes) -> Iterator[bytes]:
+    """zlib's format as the standard says, or raw deflate as some clients send."""
+    wrapped = len(body) >= 2 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
+    stream = zlib.decompressobj(wbits=15 if wrapped else -15)
+    yield from _inflate(stream, body)
+    if stream.unused_data:
+        raise ValueError("bytes after the end")
+
+
+def _inflate(stream: Any, body: bytes) -> Iterator[bytes]:
+    data = body
+    while not stream.eof:
+        piece = stream.decompress(data, _STEP)
+        data = stream.unconsumed_tail
+        if piece:
+            yield piece
+        elif not stream.eof:
+            raise EOFError("cut short")
+
+
+def _brotli(body: bytes) -> Iterator[bytes]:
+    stream = _package("brotli", "br").Decompressor()
+    piece = stream.process(body, output_buffer_limit=_STEP)
+    while piece or not stream.is_finished():
+        if not piece and stream.can_accept_more_data():
+            raise EOFError("cut short")
+        yield piece
+        piece = stream.process(b"", output_buffer_limit=_STEP)
+
+
+def _zstd(body: bytes) -> Iterator[bytes]:
+    zstandard = _package("zstandard", "zstd")
+    end = 0
+    while end < len(body):
+        end = _zstd_frame_end(zstandard, body, end)
+    if end > len(body):
+        raise EOFError("cut short")
+    stream = zstandard.ZstdDecompressor(max_window_size=8 * 2**20).stream_reader(
+        body, read_across_frames=True
+    )
+    while piece := stream.read(_STEP):
+        yield piece
+
+
+def _zstd_frame_end(zstandard: Any, body: bytes, start: int) -> int:
+    """Where a frame ends (RFC 8878 3.1.1): its reader does not say when one is cut short."""
+    end: int = start + zstandard.frame_header_size(body[start : start + 18])
+    last = 0
+    while not last:
+        if end + 3 > len(body):
+            raise EOFError("cut short")
+        header = int.from_bytes(body[end : end + 3], "little")
+        last, repeated, size = header & 1, header >> 1 & 3 == 1, header >> 3
+        end += 3 + (1 if repeated else size)
+    checksum: bool = zstandard.get_frame_parameters(body[start : start + 18]).has_checksum
+    return end + 4 * checksum
+
+
+def _package(name: str, encoding: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UnreadableBody(
+            f"a body with Content-Encoding {encoding!r} can't be unpacked: package {name} is missing"
+        ) from None

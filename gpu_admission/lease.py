@@ -1,0 +1,228 @@
+"""A lease: bytes held for one request, until its work has really ended.
+
+Owns the end of holding: released once, by whoever is last of the app and the handles that
+``keep`` gave out, from any task or thread. Granting is in the ledger, waiting in
+``admission``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal
+
+from gpu_admission.errors import Rejected
+from gpu_admission.sizes import format_bytes, parse_bytes
+from gpu_admission.types import Estimate, Outcome
+
+if TYPE_CHECKING:
+    from gpu_admission.admission import Admission
+    from gpu_admission.budget.ticket import Ticket
+
+_current: ContextVar[Lease | None] = ContextVar("gpu_admission.lease", default=None)
+_numbers = itertools.count(1)
+
+
+def current_lease() -> Lease | None:
+    """The lease that the running request holds, or ``None``."""
+    lease = _current.get()
+    while lease is not None and lease.ended:
+        lease = lease.outer
+    return lease
+
+
+def held_lease(admission: Admission) -> Lease | None:
+    """The open lease of ``admission`` that the running request holds already."""
+    lease = _current.get()
+    while lease is not None and (lease.ended or lease.admission is not admission):
+        lease = lease.outer
+    return lease
+
+
+class Lease:
+    """The held right to use ``bytes`` of ``device``. It ends once; every method is thread-safe."""
+
+    __slots__ = (
+        "_admission",
+        "_handles",
+        "_returned",
+        "ended",
+        "estimate",
+        "number",
+        "outcome",
+        "outer",
+        "peak",
+        "route",
+        "ticket",
+        "waited",
+    )
+
+    def __init__(
+        self, admission: Admission, ticket: Ticket, estimate: Estimate, route: str, waited: float
+    ) -> None:
+        self._admission = admission
+        self._handles = 0
+        self._returned = False
+        self.ticket = ticket
+        self.estimate = estimate
+        """What was charged, and why."""
+        self.route = route
+        self.waited = waited
+        """Seconds in the queue."""
+        self.number = next(_numbers)
+        """Counts leases in this process; joins the events of one lease."""
+        self.outer: Lease | None = None
+        self.ended = False
+        self.peak: int | None = None
+        """What ``record_peak`` was told."""
+        self.outcome: tuple[Literal["ok", "error", "oom", "fault", "client"], str] = ("ok", "")
+
+    @property
+    def admission(self) -> Admission:
+        return self._admission
+
+    @property
+    def bytes(self) -> int:
+        """Bytes held now."""
+        return self.ticket.bytes
+
+    @property
+    def device(self) -> str:
+        """Name of the device that the bytes are on."""
+        return self._admission.device_names[self.ticket.device]
+
+    @property
+    def device_index(self) -> int:
+        """Its place in the admission's ``devices``."""
+        return self.ticket.device
+
+    @property
+    def lane(self) -> str:
+        return self._admission.lane_names[self.ticket.lane]
+
+    def resize(self, size: int | str) -> None:
+        """Hold ``size`` bytes from now on. Shrinking always works and wakes waiters.
+
+        Growing never waits: where it does not fit now it raises ``Rejected``, and the lease
+        stays as it is.
+        """
+        self._admission._resize(self, parse_bytes(size, name="size"))
+
+    def record_peak(self, size: int) -> None:
+        """Tell what the request really took, in bytes, for ``Learned`` and the metrics."""
+        size = parse_bytes(size, name="peak")
+        self.peak = size if self.peak is None else max(self.peak, size)
+
+    def report_oom(self, error: str = "reported") -> None:
+        """Tell that the request ran out of device memory although the app answered by itself."""
+        self.outcome = ("oom", error)
+
+    def keep(self) -> Handle:
+        """Hold on after the app has returned, until the handle is closed (also ``with``).
+
+        For an engine or a thread that frees its memory later than the handler ends, as
+        when a client hangs up mid-stream. Raises ``RuntimeError`` when the lease has ended.
+        """
+        with self._admission._lock:
+            if self.ended:
+                raise RuntimeError("this lease has ended: keep it before the app returns")
+            self._handles += 1
+        return Handle(self)
+
+    def release(self) -> None:
+        """End it, now or when the last handle is closed. Calling it again changes nothing."""
+        self._returned = True
+        self._end_if_last()
+
+    def finish(self, error: BaseException | None) -> None:
+        """Release it, and remember how its work ended."""
+        if error is not None and self.outcome[0] == "ok":
+            self.outcome = self._admission.classify(error)
+        self.release()
+
+    def _let_go(self) -> None:
+        with self._admission._lock:
+            self._handles -= 1
+        self._end_if_last()
+
+    def _end_if_last(self) -> None:
+        if self._returned and not self._handles:
+            self._admission._end(self)
+
+    def as_outcome(self, now: float) -> Outcome:
+        kind, error = self.outcome
+        return Outcome(kind, self.ticket.bytes, error, now)
+
+    def __repr__(self) -> str:
+        state = "ended" if self.ended else "open"
+        return f"<Lease {self.number} {format_bytes(self.bytes)} lane={self.lane!r} {state}>"
+
+
+class Handle:
+    """Keeps a lease open until it is closed; closing it again changes nothing."""
+
+    __slots__ = ("_lease",)
+
+    def __init__(self, lease: Lease) -> None:
+        self._lease: Lease | None = lease
+
+    def close(self) -> None:
+        with_lease, self._lease = self._lease, None
+        if with_lease is not None:
+            with_lease._let_go()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class LeaseContext:
+    """``async with``: a lease for the block, or the one that the request holds already."""
+
+    __slots__ = ("_admission", "_estimate", "_flow", "_lane", "_lease", "_timeout")
+
+    def __init__(
+        self, admission: Admission, estimate: Estimate, lane: int, flow: Any, timeout: float | None
+    ) -> None:
+        self._admission = admission
+        self._estimate = estimate
+        self._lane = lane
+        self._flow = flow
+        self._timeout = timeout
+        self._lease: Lease | None = None
+
+    async def __aenter__(self) -> Lease:
+        held = held_lease(self._admission)
+        if held is not None:
+            return held
+        try:
+            self._lease = await self._admission.acquire(
+                self._estimate, lane=self._lane, flow=self._flow, timeout=self._timeout, route="lease"
+            )
+        except Rejected as rejected:
+            self._admission.refused(rejected, lane=self._lane, route="lease", needed=self._estimate.bytes)
+            raise
+        enter(self._lease)
+        return self._lease
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        if self._lease is None:
+            return
+        leave(self._lease)
+        self._lease.finish(error)
+
+
+def enter(lease: Lease) -> None:
+    """Make ``lease`` the current one of this context."""
+    lease.outer = _current.get()
+    _current.set(lease)
+
+
+def leave(lease: Lease) -> None:
+    """Undo ``enter``; where another context runs (a generator closed elsewhere) there is nothing to undo."""
+    if _current.get() is lease:
+        _current.set(lease.outer)

@@ -1,0 +1,46 @@
+"""Which event loop is running, whether another still does, and how to call into it from elsewhere.
+
+The only place that tells asyncio from trio; everything else is AnyIO.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def running_loop() -> Any:
+    """The running asyncio loop, or trio's token, as an identity. Raises ``RuntimeError`` outside of both."""
+    loop = asyncio._get_running_loop()
+    if loop is not None:
+        return loop
+    if "trio" in sys.modules:
+        import trio
+
+        return trio.lowlevel.current_trio_token()
+    raise RuntimeError("no event loop is running")
+
+
+def is_running(loop: Any) -> bool:
+    """Whether ``loop`` (from ``running_loop``) is running now."""
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        return loop.is_running()
+    return call_soon(loop, _nothing)
+
+
+def call_soon(loop: Any, function: Callable[[], object]) -> bool:
+    """Call ``function`` in ``loop`` from any thread; ``False`` when that loop has ended."""
+    try:
+        if isinstance(loop, asyncio.AbstractEventLoop):
+            loop.call_soon_threadsafe(function)
+        else:
+            loop.run_sync_soon(function)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,194 @@
+"""Which requests are metered, and what each is charged.
+
+Owns the way from a scope to a ``Rule`` and from a rule and a body to an ``Estimate``: path
+patterns, the choice of estimator, and what happens when one fails. Who may start is not
+decided here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio.to_thread
+
+from gpu_admission.errors import UnreadableBody
+from gpu_admission.patterns import Patterns, route_path
+from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
+from gpu_admission.types import Dialect, Estimate, Estimator, RequestInfo, Scope
+
+logger = logging.getLogger("gpu_admission")
+
+OFFLOAD_BYTES = 256 * 1024
+"""Bodies above this are estimated in a worker thread."""
+
+
+class Rule:
+    """How one route is metered. ``estimator`` is ``None`` where no pattern of a mapping names it."""
+
+    __slots__ = ("dialect", "estimator", "needs_body", "path", "route")
+
+    def __init__(self, path: str, route: str, estimator: Estimator | None, dialect: Dialect | None) -> None:
+        self.path = path
+        self.route = route
+        self.estimator = estimator
+        self.dialect = dialect
+        self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
+
+
+class Fixed:
+    """A size given in place of an estimator."""
+
+    needs_body = False
+
+    def __init__(self, size: int | str, *, name: str) -> None:
+        self._bytes = parse_bytes(size, name=name)
+        if not self._bytes:
+            raise ValueError(f"{name} must be above 0: a request that takes nothing needs no admission")
+
+    def __call__(self, info: RequestInfo) -> int:
+        return self._bytes
+
+
+def as_estimator(value: object, *, name: str = "estimator") -> Estimator:
+    """``value`` as a callable: a size becomes one that always answers it."""
+    if isinstance(value, (int, str)) and not isinstance(value, bool):
+        return Fixed(value, name=name)
+    if not callable(value):
+        raise TypeError(
+            f"{name} must be a size, a callable, or a dict of path patterns to those, "
+            f"not {type(value).__name__}"
+        )
+    if inspect.isclass(value):
+        raise TypeError(
+            f"{name} must be an estimator, not the class {value.__name__}: write {value.__name__}(...)"
+        )
+    return value
+
+
+class Metering:
+    """The rules of an admission: ``routes``, ``exclude``, ``methods``, ``estimator``, ``dialect``."""
+
+    def __init__(
+        self,
+        estimator: object,
+        *,
+        routes: object = None,
+        exclude: object = (),
+        methods: Any = ("POST", "PUT", "PATCH"),
+        dialect: Dialect | Mapping[str, Dialect] | None = None,
+    ) -> None:
+        self._by_path: dict[str, Estimator] | None = None
+        self._estimator: Estimator | None = None
+        if isinstance(estimator, Mapping):
+            self._by_path = {k: as_estimator(v, name=f"estimator[{k!r}]") for k, v in estimator.items()}
+            if not self._by_path:
+                raise ValueError("estimator is an empty dict: name at least one path pattern")
+            self._paths = Patterns(self._by_path, name="estimator")
+        else:
+            self._estimator = as_estimator(estimator)
+        self._routes = None if routes is None else Patterns(routes, name="routes")  # type: ignore[arg-type]
+        self._exclude = Patterns(exclude, name="exclude")  # type: ignore[arg-type]
+        self._methods = _methods(methods)
+        self._dialects = dialect if isinstance(dialect, Mapping) else {"**": dialect} if dialect else {}
+        self._dialect_paths = Patterns(self._dialects, name="dialect")
+        self._find = functools.lru_cache(maxsize=1024)(self._rule)
+
+    def rule(self, scope: Scope) -> Rule | None:
+        """The rule for an ``http`` scope; ``None``: it is not metered."""
+        if scope["method"] not in self._methods:
+            return None
+        return self._find(route_path(scope))
+
+    def default(self, path: str, estimator: Estimator | None) -> Rule:
+        """The rule of a route that is metered by name: by ``estimator``, or else by the admission's own."""
+        if estimator is not None:
+            return Rule(path, path, estimator, self._dialect(path))
+        return self._find(path) or Rule(path, path, self._estimator, self._dialect(path))
+
+    def _rule(self, path: str) -> Rule | None:
+        if self._exclude.match(path) is not None:
+            return None
+        route = "*" if self._routes is None else self._routes.match(path)
+        if route is None:
+            return None
+        if self._by_path is None:
+            return Rule(path, route, self._estimator, self._dialect(path))
+        pattern = self._paths.match(path)
+        if pattern is not None:
+            return Rule(path, pattern, self._by_path[pattern], self._dialect(path))
+        return None if self._routes is None else Rule(path, route, None, self._dialect(path))
+
+    def _dialect(self, path: str) -> Dialect | None:
+        pattern = self._dialect_paths.match(path)
+        return None if pattern is None else self._dialects[pattern]
+
+
+def _methods(methods: Any) -> frozenset[str]:
+    if isinstance(methods, str):
+        raise TypeError(f"methods must be a list of method names, not one text: [{methods!r}]")
+    names = frozenset(methods)
+    if not all(isinstance(name, str) and name for name in names):
+        raise TypeError("methods must hold names such as 'POST'")
+    return frozenset(name.upper() for name in names) - {"OPTIONS"}
+
+
+async def estimate(rule: Rule, info: RequestInfo, otherwise: int) -> Estimate:
+    """What ``info`` is charged, between 1 byte and ``MAX_BYTES``.
+
+    A failed estimator is logged, and charged ``otherwise``. Raises ``UnreadableBody``.
+    """
+    try:
+        result = await _call(rule, info)
+        return result if isinstance(result, Estimate) and 0 < result.bytes <= MAX_BYTES else _checked(result)
+    except UnreadableBody:
+        raise
+    except Exception as error:
+        name = type(error).__name__
+        logger.exception("the estimator of %s failed: charged %s", rule.route, format_bytes(otherwise))
+        return Estimate(max(1, otherwise), notes=(f"the estimator failed with {name}",))
+
+
+async def _call(rule: Rule, info: RequestInfo) -> object:
+    estimator = rule.estimator
+    if estimator is None:
+        raise LookupError(f"no pattern of the estimator mapping matches {rule.route}")
+    if len(info.body) <= OFFLOAD_BYTES:
+        result: object = estimator(info)
+    elif _is_async(estimator):
+        await anyio.to_thread.run_sync(_read_ahead, info)
+        result = estimator(info)
+    else:
+        result = await anyio.to_thread.run_sync(estimator, info)
+    if isinstance(result, (int, Estimate)):
+        return result
+    return await result if isinstance(result, Awaitable) else result
+
+
+def _is_async(estimator: Callable[..., object]) -> bool:
+    return inspect.iscoroutinefunction(estimator) or inspect.iscoroutinefunction(type(estimator).__call__)
+
+
+def _read_ahead(info: RequestInfo) -> None:
+    try:
+        _ = info.workload
+    except UnreadableBody:
+        return
+
+
+def _checked(result: object) -> Estimate:
+    if isinstance(result, Estimate):
+        return Estimate(_whole(result.bytes), result.low, result.basis, result.parts, result.notes)
+    return Estimate(_whole(result))
+
+
+def _whole(size: object) -> int:
+    if isinstance(size, bool) or not isinstance(size, (int, float)):
+        raise TypeError(f"an estimator must return bytes as an int or an Estimate, not {type(size).__name__}")
+    if not math.isfinite(size) or size < 0:
+        raise ValueError(f"an estimator returned {size!r}, which is no size")
+    return min(MAX_BYTES, max(1, math.ceil(size)))

@@ -1,0 +1,82 @@
+"""The life of a request: taken in, run, and its bytes given back.
+
+Nothing here reads bodies, decides or waits; each step is one call.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from gpu_admission.admission import Admission
+from gpu_admission.errors import ClientLeft, Rejected
+from gpu_admission.http.intake import Intake
+from gpu_admission.http.respond import response_for
+from gpu_admission.lease import Lease, enter, leave
+from gpu_admission.settings import Options
+from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
+
+SCOPE_KEY = "gpu_admission.lease"
+
+
+class GPUAdmission:
+    """ASGI middleware: a metered request starts when its bytes fit, waits, or is refused.
+
+    Give it an ``admission`` to share one budget between several doors, or the settings of a
+    new one (see ``Settings``). Raises ``TypeError``/``ValueError`` for wrong settings.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, admission: Admission | None = None, **options: Unpack[Options]
+    ) -> None:
+        if admission is not None and options:
+            raise TypeError(f"give either admission= or settings, not both: {', '.join(options)}")
+        if admission is not None and not isinstance(admission, Admission):
+            raise TypeError(f"admission must be an Admission, not {type(admission).__name__}")
+        self.app = app
+        self.admission = Admission(**options) if admission is None else admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        admission = self.admission
+        rule = admission.metering.rule(scope) if scope["type"] == "http" else None
+        if rule is None or admission.mode == "off" or admission.held() is not None:
+            await self.app(scope, receive, send)
+            return
+        intake = Intake(admission, rule, scope, receive)
+        try:
+            lease = await intake.lease()
+        except Rejected as rejected:
+            await response_for(admission.settings.on_reject, intake.info, rejected)(scope, receive, send)
+            return
+        except ClientLeft:
+            return
+        else:
+            await self._run(lease, scope, intake.body, send)
+        finally:
+            intake.body.close()
+
+    async def _run(self, lease: Lease, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.admission.settings.hold == "response":
+            send = _released_at_end(lease, send)
+        scope[SCOPE_KEY] = lease
+        enter(lease)
+        error: BaseException | None = None
+        try:
+            await self.app(scope, receive, send)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            leave(lease)
+            scope.pop(SCOPE_KEY, None)
+            lease.finish(error)
+
+
+def _released_at_end(lease: Lease, send: Send) -> Send:
+    """``send``, and the end of ``lease`` once the last chunk of the body is sent."""
+
+    async def send_and_release(message: Message) -> None:
+        await send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            lease.release()
+
+    return send_and_release
