@@ -1,0 +1,113 @@
+"""The content of chat messages: text, images, sound, video, files. Owns the sum over its parts.
+
+It charges every key that a part has, whatever its ``type`` says: servers differ in which
+one they look at. An unknown key is charged as text. Nothing remote is fetched.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from gpu_admission.workloads.audio import seconds_of_text
+from gpu_admission.workloads.images import HEAD, UNKNOWN, Size, size_of_text
+from gpu_admission.workloads.imagetokens import Rule
+from gpu_admission.workloads.jsonbody import JSONObject
+from gpu_admission.workloads.tokens import Counter
+
+MESSAGE_TOKENS: Final = 8
+"""What a chat template adds to each message."""
+TEMPLATE_TOKENS: Final = 40
+"""What it adds once: begin mark, generation prompt, and a system prompt of its own."""
+_IMAGE_MARKS = 2
+_AUDIO_TOKENS_PER_SECOND = 25
+"""Of Qwen2-Audio, the most of the published audio models."""
+_REMOTE_AUDIO_SECONDS = 1800.0
+"""What a recording that is not in the body is taken for."""
+_VIDEO_TOKENS = 57_600
+"""The published cap of Qwen2-VL's video reader: 90 % of a context of 128,000, in pairs of frames."""
+
+_NOT_CHARGED = frozenset({"role", "type", "detail"})
+_IMAGES = frozenset({"image_url", "image", "input_image", "image_base64", "image_embeds"})
+_SOUND = frozenset({"input_audio", "audio_url", "audio"})
+_VIDEO = frozenset({"video_url", "video", "input_video"})
+_NESTED = frozenset({"content", "output"})
+_DEEPEST = 8
+_URL_KEYS = ("url", "data", "image_url", "file_data")
+
+
+class Tally:
+    """Tokens, images and seconds of audio of one prompt, added up part by part."""
+
+    __slots__ = ("audio_seconds", "_body", "_counter", "_image_tokens", "images", "tokens")
+
+    def __init__(self, body: JSONObject, counter: Counter, image_tokens: Rule) -> None:
+        self._body = body
+        self._counter = counter
+        self._image_tokens = image_tokens
+        self.tokens = 0
+        self.images: list[Size] = []
+        self.audio_seconds = 0.0
+
+    def messages(self, messages: Any) -> None:
+        """A list of messages. Anything else is charged as it would be written."""
+        if type(messages) is not list:
+            self.text(messages)
+            return
+        self.tokens += MESSAGE_TOKENS * len(messages)
+        for message in messages:
+            self.content(message)
+
+    def content(self, content: Any, depth: int = 0) -> None:
+        """Text, one part (an object), or a list of them. What is nested deeper is charged as JSON."""
+        if type(content) is dict and depth < _DEEPEST:
+            self._part(content, depth)
+        elif type(content) is list and depth < _DEEPEST:
+            for part in content:
+                self.content(part, depth + 1)
+        else:
+            self.text(content)
+
+    def text(self, value: Any) -> None:
+        """A text, or any other value as JSON; ``None`` is nothing."""
+        if type(value) is str:
+            self.tokens += self._counter.text(self._body, value)
+        elif value is not None:
+            self.tokens += self._counter.json(self._body, value)
+
+    def image(self, value: Any) -> None:
+        """A data URL, base64 or address of an image, bare or in an object."""
+        text = _address(value)
+        size = UNKNOWN if text is None else size_of_text(self._body.head(text, HEAD))
+        self.images.append(size)
+        self.tokens += self._image_tokens(*size) + _IMAGE_MARKS
+
+    def _part(self, part: dict[str, Any], depth: int) -> None:
+        for key, value in part.items():
+            if key in _NOT_CHARGED or value is None:
+                continue
+            if key in _NESTED:
+                self.content(value, depth + 1)
+            elif key in _IMAGES:
+                self.image(value)
+            elif key in _SOUND:
+                self._sound(value)
+            elif key in _VIDEO:
+                self.tokens += _VIDEO_TOKENS
+            else:
+                self.text(value)
+
+    def _sound(self, value: Any) -> None:
+        text = _address(value)
+        length = 0 if text is None else self._body.size(text)
+        seconds = _REMOTE_AUDIO_SECONDS
+        if text is not None and text[:4].lower() != "http":
+            seconds = seconds_of_text(self._body.head(text, HEAD), length)
+        self.audio_seconds += seconds
+        self.tokens += int(seconds * _AUDIO_TOKENS_PER_SECOND) + _IMAGE_MARKS
+
+
+def _address(value: Any) -> str | None:
+    """The text that says where an image or sound is, in any of the forms in use."""
+    if type(value) is dict:
+        value = next((value[key] for key in _URL_KEYS if type(value.get(key)) is str), None)
+    return value if type(value) is str else None

@@ -1,0 +1,57 @@
+"""The size of an image, from its first bytes. Owns the reading of files, base64 and data URLs.
+
+Through ``imagesize`` (the extra ``images``), which reads headers only: no pixel is decoded,
+and nothing is opened or fetched. What an image costs must not be put here.
+"""
+
+from __future__ import annotations
+
+import binascii
+import io
+from typing import Final, TypeAlias
+
+Size: TypeAlias = tuple[int, int]
+"""(width, height) in pixels."""
+
+UNKNOWN: Final[Size] = (0, 0)
+"""A size that can't be read: of a remote image, a broken one, or without ``imagesize``."""
+HEAD: Final = 64 * 1024
+"""Characters of base64 that a size is read from."""
+_BASE64 = ";base64,"
+
+
+def size_of_bytes(head: bytes) -> Size:
+    """The size of the PNG, JPEG, GIF, WebP or AVIF that starts with ``head``, or ``UNKNOWN``."""
+    if not _is_known_format(head):
+        return UNKNOWN
+    try:
+        import imagesize
+
+        width, height = imagesize.get(io.BytesIO(head))
+        size = (int(width), int(height))
+    except Exception:
+        return UNKNOWN
+    return size if min(size) > 0 else UNKNOWN
+
+
+def size_of_text(text: str) -> Size:
+    """The size of the image whose data URL, or bare base64, starts with ``text``."""
+    start = 0
+    if text[:5].lower() == "data:":
+        start = text.find(_BASE64) + len(_BASE64)
+        if start < len(_BASE64):
+            return UNKNOWN
+    usable = (len(text) - start) // 4 * 4
+    try:
+        head = binascii.a2b_base64(text[start : start + usable])
+    except ValueError:
+        return UNKNOWN
+    return size_of_bytes(head)
+
+
+def _is_known_format(head: bytes) -> bool:
+    return (
+        head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8"))
+        or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
+        or head[4:8] == b"ftyp"
+    )

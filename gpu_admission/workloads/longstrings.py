@@ -1,0 +1,106 @@
+"""Long strings inside JSON text, found without reading it all. Owns the finding and their sizes.
+
+A string of this length is an inline image, sound or document. Its content is never decoded
+here beyond its first characters: only the closing quote is searched, at memory speed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Final
+
+LONG: Final = 64 * 1024
+"""Strings of twice this many bytes are always found, shorter ones than it never."""
+_NOT_IN_A_STRING = frozenset(b" \t\r\n,:]}")
+_BACKSLASH = ord("\\")
+
+
+class LongString:
+    """The content of a string between its quotes, as it stands in a JSON body."""
+
+    __slots__ = ("_body", "_end", "_start")
+
+    def __init__(self, body: bytes, start: int, end: int) -> None:
+        self._body = body
+        self._start = start
+        self._end = end
+
+    @property
+    def length(self) -> int:
+        """Bytes between the quotes, escapes as they are written."""
+        return self._end - self._start
+
+    @property
+    def size(self) -> int:
+        r"""Bytes of the decoded string in UTF-8, or a little more: ``\uXXXX`` counts as 3."""
+        body, start, end = self._body, self._start, self._end
+        if body.find(b"\\", start, end) < 0:
+            return end - start
+        content = body[start:end].replace(b"\\\\", b"/")
+        unicode_escapes = content.count(b"\\u")
+        return len(content) - 2 * unicode_escapes - content.count(b"\\")
+
+    def head(self, length: int) -> str:
+        """The first ``length`` bytes, decoded; a broken last character is left out."""
+        piece = self._body[self._start : min(self._start + length, self._end)]
+        for stop in range(len(piece), max(len(piece) - 12, -1), -1):
+            try:
+                text: str = json.loads(b'"' + piece[:stop] + b'"', strict=False)
+            except ValueError:
+                continue
+            return text
+        return ""
+
+
+def cut_long_strings(body: bytes) -> tuple[bytes, dict[str, LongString]]:
+    """``body`` with each long string replaced by a short key, and what the keys stand for.
+
+    The keys can't be guessed, so no body can hold one of its own. A body in another
+    encoding than UTF-8 is left whole, as are strings with an escaped quote inside.
+    """
+    found = _find(body)
+    if not found:
+        return body, {}
+    nonce = os.urandom(12).hex()
+    pieces: list[bytes] = []
+    strings: dict[str, LongString] = {}
+    done = 0
+    for number, (start, end) in enumerate(found):
+        key = f"{nonce}:{number}"
+        pieces += (body[done:start], key.encode())
+        strings[key] = LongString(body, start, end)
+        done = end
+    pieces.append(body[done:])
+    return b"".join(pieces), strings
+
+
+def _find(body: bytes) -> list[tuple[int, int]]:
+    """Where long strings start and end. Looks at a quote every 64 KiB, and on from there."""
+    found: list[tuple[int, int]] = []
+    if b"\x00" in body[:4]:
+        return found
+    done, at, size = 0, LONG, len(body)
+    while at < size:
+        closing = body.find(b'"', at)
+        if closing < 0:
+            break
+        if closing - at >= LONG:
+            opening = body.rfind(b'"', done, at)
+            if _is_string(body, opening, closing):
+                found.append((opening + 1, closing))
+            done = closing
+        at = closing + LONG
+    return found
+
+
+def _is_string(body: bytes, opening: int, closing: int) -> bool:
+    """Whether two neighbouring quotes hold a string between them, rather than other values.
+
+    Behind a string's end only white space and ``, : ] }`` may stand, so anything else tells
+    a quote that opens one. Escaped quotes are neither.
+    """
+    if opening < 1 or body[opening - 1] == _BACKSLASH or body[closing - 1] == _BACKSLASH:
+        return False
+    first = body[opening + 1]
+    return first >= 0x20 and first not in _NOT_IN_A_STRING
