@@ -1,0 +1,51 @@
+"""How much of a card is ours: the driver's list of processes against our own process tree.
+
+Owns process ids and their namespaces. In a container the driver tells the machine's ids or
+none, so "not listed" is zero only where our ids are the machine's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+FIRST_PID_NAMESPACE = 0xEFFFFFFC
+"""Inode that Linux gives to the machine's own process namespace."""
+
+
+def our_bytes(processes: Iterable[Any], *, root: Path = Path("/")) -> int | None:
+    """Bytes of this process and its children; ``None`` where the driver does not tell."""
+    mine = [process.usedGpuMemory for process in processes if _is_ours(process.pid, root)]
+    if None in mine or (not mine and not _sees_all_processes(root)):
+        return None
+    return sum(mine)
+
+
+def _is_ours(pid: int, root: Path) -> bool:
+    """Whether ``pid`` is this process or comes from it."""
+    for _ in range(16):
+        if pid == os.getpid():
+            return True
+        pid = _parent(pid, root)
+    return False
+
+
+def _parent(pid: int, root: Path) -> int:
+    """The parent's id; 0 when it is not told."""
+    try:
+        stat = (root / "proc" / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _sees_all_processes(root: Path) -> bool:
+    if sys.platform != "linux":
+        return True
+    try:
+        return (root / "proc/self/ns/pid").stat().st_ino == FIRST_PID_NAMESPACE
+    except OSError:
+        return False

@@ -1,0 +1,166 @@
+"""The readings loop: looks at every device now and then, off the event loop.
+
+Owns the threads that wait for drivers, the time limit on them, and the last readings with
+their times. One ticking thread per process, one short-lived thread a look: a driver that
+blocks costs its own device a missed look, and nobody else anything. What follows from a
+reading is decided by guards; nothing here touches a budget.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from gpu_admission.types import Device, DeviceReading
+
+logger = logging.getLogger("gpu_admission")
+
+
+class Readings:
+    """The latest readings of ``devices``, taken every ``every`` seconds once started.
+
+    A look that has not ended after ``limit`` seconds is a miss: the last good reading stays,
+    with its age and an ``error``. ``leases(index) -> (capacity, held)`` is asked before and
+    after each look and written into the reading. ``on_reading(index)`` is called after each
+    look, in the ticking thread. ``keep`` readings of each device are kept.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        on_reading: Callable[[int], object] = lambda index: None,
+        *,
+        leases: Callable[[int], tuple[int | None, int | None]] = lambda index: (None, None),
+        every: float = 0.5,
+        limit: float = 5.0,
+        keep: int = 32,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not every > 0:
+            raise ValueError(f"every must be above 0 seconds, got {every!r}")
+        if not limit >= 0:
+            raise ValueError(f"limit must be 0 seconds or more, got {limit!r}")
+        self._devices = tuple(devices)
+        self._on_reading = on_reading
+        self._leases = leases
+        self._every = every
+        self._limit = limit
+        self._clock = clock
+        self._history: list[deque[DeviceReading]] = [deque(maxlen=keep) for _ in self._devices]
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Threads and locks of another process mean nothing in this one."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._looks: list[_Look | None] = [None] * len(self._devices)
+        self._stop: threading.Event | None = None
+
+    def start(self) -> None:
+        """Start ticking, unless this process does already. Call it after a fork, never before."""
+        if self._pid != os.getpid():
+            self._adopt()
+        with self._lock:
+            if self._stop is not None:
+                return
+            self._stop = threading.Event()
+        threading.Thread(
+            target=_tick,
+            args=(weakref.ref(self), self._stop, self._every),
+            name="gpu-admission-readings",
+            daemon=True,
+        ).start()
+
+    def stop(self) -> None:
+        """Stop ticking; a look that is on its way is not waited for."""
+        if self._stop is not None:
+            self._stop.set()
+            self._stop = None
+
+    def latest(self, index: int) -> tuple[DeviceReading, ...]:
+        """Readings of device ``index``, oldest first; empty before the first look."""
+        return tuple(self._history[index])
+
+    def step(self) -> None:
+        """Look at every device once, for at most ``limit`` seconds; blocks, so call it in a thread."""
+        if self._pid != os.getpid():
+            self._adopt()
+        with self._lock:
+            held = [self._leases(index)[1] for index in range(len(self._devices))]
+            for index, device in enumerate(self._devices):
+                look = self._looks[index]
+                if look is None or look.done:
+                    self._looks[index] = _Look(device, self._clock())
+            until = self._clock() + self._limit
+            for index, look in enumerate(self._looks):
+                if look is not None:
+                    look.wait(until - self._clock())
+                    self._record(index, look, held[index])
+        for index in range(len(self._devices)):
+            self._tell(index)
+
+    def _record(self, index: int, look: _Look, held_before: int | None) -> None:
+        now = self._clock()
+        reading = look.reading or DeviceReading(error=f"no answer for {now - look.since:.0f} s")
+        history = self._history[index]
+        if reading.total is None and history and history[-1].total is not None:
+            # Nothing new: the last good one stays, and grows old.
+            last = history.pop()
+            faults = reading.faults or last.faults
+            reading = msgspec.structs.replace(last, error=reading.error, faults=faults)
+        elif not reading.taken_at:
+            reading = msgspec.structs.replace(reading, taken_at=now)
+        capacity, held = self._leases(index)
+        if held_before is not None and held is not None:
+            # A lease that ended during the look may still be inside what was read.
+            held = max(held, held_before)
+        history.append(msgspec.structs.replace(reading, capacity=capacity, held=held))
+
+    def _tell(self, index: int) -> None:
+        try:
+            self._on_reading(index)
+        except Exception:
+            logger.exception("a reading of %s could not be used", self._devices[index].name)
+
+
+class _Look:
+    """One call of ``Device.read`` in a thread of its own, that nobody has to wait for."""
+
+    def __init__(self, device: Device, since: float) -> None:
+        self._device = device
+        self.since = since
+        self.reading: DeviceReading | None = None
+        self._thread = threading.Thread(target=self._read, name=f"gpu-admission-{device.key}", daemon=True)
+        self._thread.start()
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        self._thread.join(max(0.0, seconds))
+
+    def _read(self) -> None:
+        try:
+            self.reading = self._device.read()
+        except Exception as error:  # a device of the user's that breaks the promise
+            self.reading = DeviceReading(error=f"{type(error).__name__}: {str(error)[:200]}")
+
+
+def _tick(readings: weakref.ref[Readings], stop: threading.Event, every: float) -> None:
+    """Step until stopped, or until nobody holds the readings any more."""
+    while True:
+        current = readings()
+        if current is None:
+            return
+        current.step()
+        del current
+        if stop.wait(every):
+            return
