@@ -447,7 +447,8 @@ class Admission:
         ledger = self._ledger
         return (
             f"<Admission {self.settings.name!r} {format_bytes(ledger.in_use)} "
-            f"of {format_bytes(ledger.capacity)} in use by {ledger.running}, {ledger.waiting} waiting, mode={self.mode}>"
+            f"of {format_bytes(ledger.capacity)} in use by {ledger.running}, "
+            f"{ledger.waiting} waiting, mode={self.mode}>"
         )
 
 

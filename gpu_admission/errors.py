@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from starlette.exceptions import HTTPException
+
 
 class AdmissionError(Exception):
     """Any error of this package."""
@@ -23,35 +25,43 @@ class ClientLeft(AdmissionError):
     """The client went away before the app was called. Never raised into an app."""
 
 
-class Rejected(AdmissionError):
+class Rejected(AdmissionError, HTTPException):
     """A request was not let in. ``detail`` names the setting that said no.
 
     ``retry_after`` is in whole seconds (``None``: do not retry), ``needed`` and ``capacity``
-    in bytes (``None``: not known when it was refused).
+    in bytes (``None``: not known when it was refused). It is an ``HTTPException`` too, so
+    that an endpoint may let it out: Starlette and FastAPI answer it with its status.
     """
 
     status: ClassVar[int] = 429
     retryable = True
     """Whether the same request may be let in later, here."""
-    reason: str
 
     def __init__(
-        self,
-        reason: str,
-        detail: str,
-        *,
-        retry_after: int | None = None,
-        needed: int | None = None,
-        capacity: int | None = None,
-        waiting: int = 0,
+        self, reason: str, detail: str, *, needed: int | None = None, capacity: int | None = None
     ) -> None:
-        super().__init__(detail)
+        HTTPException.__init__(self, self.status, detail)
         self.reason = reason
-        self.detail = detail
-        self.retry_after = retry_after
         self.needed = needed
         self.capacity = capacity
+        self.retry_after: int | None = None
+        self.waiting = 0
+
+    def complete(self, *, needed: int | None, capacity: int, waiting: int, retry_after: int) -> None:
+        """Fill in what was not known where it was raised."""
+        self.needed = needed if self.needed is None else self.needed
+        self.capacity = capacity if self.capacity is None else self.capacity
         self.waiting = waiting
+        if self.retryable and self.retry_after is None:
+            self.retry_after = retry_after
+        self.headers = {"Cache-Control": "no-store", "X-GPU-Admission-Reason": self.reason}
+        if self.retry_after is not None:
+            self.headers["Retry-After"] = str(self.retry_after)
+        elif self.status != 400:
+            self.headers["x-should-retry"] = "false"
+
+    def __str__(self) -> str:
+        return self.detail
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.reason!r}, {self.detail!r}, retry_after={self.retry_after})"

@@ -49,10 +49,7 @@ class GPUAdmission:
             return
         except ClientLeft:
             return
-        else:
-            await self._run(lease, scope, intake.body, send)
-        finally:
-            intake.body.close()
+        await self._run(lease, scope, intake.body, send)
 
     async def _run(self, lease: Lease, scope: Scope, receive: Receive, send: Send) -> None:
         if self.admission.settings.hold == "response":

@@ -96,11 +96,10 @@ class Refusals:
     def complete(self, rejected: Rejected, needed: int | None, now: float) -> None:
         """Fill in what the refusal was raised without: sizes, the queue, and when to come back."""
         ledger = self._ledger
-        rejected.waiting = ledger.waiting
-        if rejected.needed is None:
-            rejected.needed = needed
-        if rejected.capacity is None:
-            rejected.capacity = max(account.capacity for account in ledger.accounts)
-        if rejected.retryable and rejected.retry_after is None:
-            forecast = ledger.forecast(rejected.needed or ledger.usual, now)
-            rejected.retry_after = retry_after(forecast, self._settings.timeout / 2)
+        forecast = ledger.forecast(rejected.needed or needed or ledger.usual, now)
+        rejected.complete(
+            needed=needed,
+            capacity=max(account.capacity for account in ledger.accounts),
+            waiting=ledger.waiting,
+            retry_after=retry_after(forecast, self._settings.timeout / 2),
+        )

@@ -43,9 +43,7 @@ class Body:
 
     async def __call__(self) -> Message:
         if self._messages:
-            message = self._messages.popleft()
-            self._give(len(message.get("body", b"")))
-            return message
+            return self._messages.popleft()
         if self.disconnected is not None:
             return self.disconnected
         message = await self._receive()
@@ -80,10 +78,11 @@ class Body:
             return body
         return b"".join(message.get("body", b"") for message in self._messages)
 
-    def close(self) -> None:
-        """Let go of what the app has not taken."""
-        self._messages.clear()
-        self._give(self._held)
+    def hand_over(self) -> None:
+        """It waits no more: what is buffered is the app's now, and not counted any longer."""
+        if self._held:
+            self._buffer.give(self._held)
+            self._held = 0
 
     def _keep(self, message: Message) -> None:
         kind = message["type"]
@@ -103,12 +102,6 @@ class Body:
         self._buffer.take(size)
         self.size += size
         self._held += size
-
-    def _give(self, size: int) -> None:
-        if size:
-            size = min(size, self._held)
-            self._held -= size
-            self._buffer.give(size)
 
 
 def declared_length(scope: Scope) -> int | None:

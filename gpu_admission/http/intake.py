@@ -43,10 +43,8 @@ class Intake:
 
     async def lease(self) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``."""
-        if self.admission.mode == "shadow":
-            return await self._watch()
         try:
-            return await self._enter()
+            return await (self._watch() if self.admission.mode == "shadow" else self._enter())
         except Rejected as rejected:
             self.admission.refused(rejected, lane=self.lane, route=self.rule.route)
             raise
@@ -55,6 +53,8 @@ class Intake:
             if self.body.failure is not None:
                 raise self.body.failure from None
             raise
+        finally:
+            self.body.hand_over()
 
     async def _enter(self) -> Lease:
         self.admission.check_open()

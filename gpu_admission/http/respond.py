@@ -29,7 +29,7 @@ _OPENAI_TYPES = {413: "invalid_request_error", 400: "invalid_request_error", 429
 def response_for(on_reject: Any, info: RequestInfo, rejected: Rejected) -> ASGIApp:
     """The answer to a refused request: the setting ``on_reject``, with the headers that each one carries."""
     response = _render(on_reject, info, rejected)
-    for name, value in _headers(rejected).items():
+    for name, value in (rejected.headers or {}).items():
         response.headers.setdefault(name, value)
     return _headers_only(response) if info.method == "HEAD" else response
 
@@ -85,12 +85,3 @@ def openai(rejected: Rejected) -> Response:
 
 def _response(rejected: Rejected, body: Any, media_type: str) -> Response:
     return Response(json.dumps(body), rejected.status, media_type=media_type)
-
-
-def _headers(rejected: Rejected) -> dict[str, str]:
-    headers = {"Cache-Control": "no-store", "X-GPU-Admission-Reason": rejected.reason}
-    if rejected.retry_after is not None:
-        headers["Retry-After"] = str(rejected.retry_after)
-    elif not rejected.retryable and rejected.status != 400:
-        headers["x-should-retry"] = "false"
-    return headers

@@ -1,0 +1,339 @@
+"""Doors on single routes: the decorator ``admit`` and the FastAPI dependency.
+
+Owns how Starlette and FastAPI call an endpoint, and nothing of admission itself: both go
+through the same ``Intake`` as the middleware.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Annotated, Any
+
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from gpu_admission.admission import Admission
+from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
+from gpu_admission.http.intake import Intake
+from gpu_admission.http.respond import response_for
+from gpu_admission.lease import Lease, enter, leave
+from gpu_admission.metering import Rule, as_estimator
+from gpu_admission.patterns import route_path
+from gpu_admission.threads import run_in_thread
+from gpu_admission.types import ASGIApp, Estimator, Message, Part, Receive, RequestInfo, Scope, Send
+
+_LEASE = "gpu_admission_lease"
+_ANSWER = "gpu_admission.answer"
+_HEAD_BYTES = 64 * 1024
+_FORM_READ = (
+    "the endpoint's form was read before its lease: use info.parts, or put GPUAdmission in front of the app"
+)
+
+
+def admit(admission: Admission, function: Any = None, *, estimator: Any = None) -> Any:
+    """Meter one endpoint, in Starlette or FastAPI, ``async def`` or plain ``def``.
+
+    It goes *below* the route's own decorator. Signature, OpenAPI and behaviour of the
+    endpoint stay; a plain function still runs in the thread pool, and its bytes are held
+    until it has really returned. ``estimator`` defaults to the admission's own. Raises
+    ``TypeError`` for what is no endpoint, and when the route exists already.
+    """
+    if function is None:
+        return functools.partial(admit, admission, estimator=estimator)
+    _check_place(function)
+    door = Door(admission, estimator, _name(function))
+    return _with_signature(_wrapper(door, function), function, door)
+
+
+def dependency(admission: Admission, estimator: Any = None) -> Any:
+    """For ``Annotated[Lease, Depends(admission.dependency(est))]``: the route's lease.
+
+    It is held until the response has been sent. Needs FastAPI 0.118 or newer, where
+    dependencies end after the response.
+    """
+    _check_fastapi()
+    return Door(admission, estimator, "").depend
+
+
+class Door:
+    """The way into one route."""
+
+    def __init__(self, admission: Admission, estimator: Any, name: str) -> None:
+        self.admission = admission
+        self.name = name
+        self.estimator: Estimator | None = None if estimator is None else as_estimator(estimator)
+
+    async def depend(self, request: Request) -> AsyncIterator[Lease]:
+        """FastAPI's side: a dependency that yields the lease and ends it after the response."""
+        held = self.admission.held()
+        if held is not None:
+            yield held
+            return
+        lease = await self._lease_or_answer(request)
+        enter(lease)
+        error: BaseException | None = None
+        try:
+            yield lease
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            leave(lease)
+            lease.finish(error)
+
+    async def respond(self, request: Request, call: Callable[[Lease], Any]) -> Any:
+        """Starlette's side: the endpoint's response, which gives the bytes back once it is sent."""
+        held = self.admission.held()
+        if held is not None:
+            return await call(held)
+        intake = self._intake(request)
+        try:
+            lease = await intake.lease()
+        except Rejected as rejected:
+            return response_for(self.admission.settings.on_reject, intake.info, rejected)
+        except ClientLeft:
+            return _nothing
+        enter(lease)
+        try:
+            response = await call(lease)
+        except BaseException as error:
+            lease.finish(error)
+            raise
+        finally:
+            leave(lease)
+        return HeldResponse(response, lease)
+
+    async def _lease_or_answer(self, request: Request) -> Lease:
+        intake = self._intake(request)
+        try:
+            return await intake.lease()
+        except (Rejected, ClientLeft) as error:
+            request.scope[_ANSWER] = (
+                response_for(self.admission.settings.on_reject, intake.info, error)
+                if isinstance(error, Rejected)
+                else _nothing
+            )
+            # The app's own handlers for these, where it has some, come first.
+            handlers, _ = request.scope.get("starlette.exception_handlers", ({}, {}))
+            handlers.setdefault(Rejected, _answer)
+            handlers.setdefault(ClientLeft, _answer)
+            raise
+
+    def _intake(self, request: Request) -> Intake:
+        rule = self._rule(request.scope)
+        intake = Intake(self.admission, rule, request.scope, _receive_of(request))
+        if request._form is not None:
+            intake.body.complete = True
+            intake.info = _info_of_form(request, rule)
+        request._receive = intake.body
+        return intake
+
+    def _rule(self, scope: Scope) -> Rule:
+        path = route_path(scope)
+        rule = self.admission.metering.default(path, self.estimator)
+        label = self.name or getattr(scope.get("route"), "path", "*")
+        return Rule(path, label, rule.estimator, rule.dialect)
+
+
+class HeldResponse:
+    """A response that gives its lease back once it has been sent; it looks like the response."""
+
+    def __init__(self, response: Any, lease: Lease) -> None:
+        self._response = response
+        self._lease = lease
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error: BaseException | None = None
+        enter(self._lease)
+        try:
+            await self._response(scope, receive, send)
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            leave(self._lease)
+            self._lease.finish(error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._response, name)
+
+    def __del__(self) -> None:
+        """A response that was thrown away is never sent: its bytes come back with it."""
+        self._lease.finish(None)
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """The answer to a client that has left."""
+
+
+async def _answer(request: Request, error: Exception) -> ASGIApp:
+    """Starlette's handler for a refusal: the answer that its door has prepared."""
+    answer: ASGIApp | None = request.scope.pop(_ANSWER, None)
+    if answer is None and isinstance(error, Rejected):
+        return response_for("problem", RequestInfo(request.scope), error)
+    return answer or _nothing
+
+
+# reading what the framework may have read already
+
+
+def _receive_of(request: Request) -> Receive:
+    """The request's ``receive``; a body that was read by now is replayed first."""
+    if not hasattr(request, "_body"):
+        return request.receive
+    behind = request.receive
+    messages: list[Message] = [{"type": "http.request", "body": request._body, "more_body": False}]
+
+    async def receive() -> Message:
+        return messages.pop() if messages else await behind()
+
+    return receive
+
+
+def _info_of_form(request: Request, rule: Rule) -> RequestInfo:
+    """The request with its form's parts; its body is gone."""
+
+    def gone() -> bytes:
+        raise UnreadableBody(_FORM_READ)
+
+    parts = [_part(name, value) for name, value in request._form.multi_items()] if request._form else []
+    info = RequestInfo(request.scope, path=rule.path, dialect=rule.dialect, parts=parts)
+    info.read_from(gone)
+    return info
+
+
+def _part(name: str, value: Any) -> Part:
+    if isinstance(value, str):
+        data = value.encode("utf-8", "surrogatepass")
+        return Part(name, None, "text/plain", len(data), data[:_HEAD_BYTES])
+    head = value.file.read(_HEAD_BYTES)
+    value.file.seek(0)
+    return Part(name, value.filename, value.content_type or "", value.size or 0, head)
+
+
+# the wrapper of each kind of endpoint
+
+
+def _wrapper(door: Door, function: Any) -> Callable[..., Any]:
+    kind = _unwrap(function)
+    if inspect.isasyncgenfunction(kind):
+        return _async_stream(function)
+    if inspect.isgeneratorfunction(kind):
+        return _stream(function)
+    is_async = inspect.iscoroutinefunction(kind)
+
+    async def endpoint(*args: Any, **kwargs: Any) -> Any:
+        def call(lease: Lease) -> Any:
+            if is_async:
+                return function(*args, **kwargs)
+            return run_in_thread(lease, functools.partial(function, *args, **kwargs))
+
+        lease = kwargs.pop(_LEASE, None)
+        if lease is not None:
+            return await call(lease)
+        return await door.respond(_request_among(args, kwargs, door.name), call)
+
+    return endpoint
+
+
+def _async_stream(function: Any) -> Callable[..., Any]:
+    async def endpoint(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
+        kwargs.pop(_LEASE, None)
+        async with contextlib.aclosing(function(*args, **kwargs)) as items:
+            async for item in items:
+                yield item
+
+    return endpoint
+
+
+def _stream(function: Any) -> Callable[..., Any]:
+    def endpoint(*args: Any, **kwargs: Any) -> Any:
+        lease = kwargs.pop(_LEASE, None)
+        with lease.keep() if lease is not None else contextlib.nullcontext():
+            yield from function(*args, **kwargs)
+
+    return endpoint
+
+
+def _with_signature(endpoint: Any, function: Any, door: Door) -> Any:
+    """``endpoint`` looking like ``function``, and for FastAPI asking for the lease besides."""
+    functools.update_wrapper(endpoint, function)
+    endpoint.__name__ = door.name
+    signature = inspect.signature(function)
+    if "fastapi" not in sys.modules:
+        endpoint.__signature__ = signature
+        return endpoint
+    _check_fastapi()
+    from fastapi import Depends
+
+    parameters = list(signature.parameters.values())
+    lease = inspect.Parameter(
+        _LEASE, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[Any, Depends(door.depend)]
+    )
+    last_is_kwargs = parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
+    parameters.insert(len(parameters) - bool(last_is_kwargs), lease)
+    endpoint.__signature__ = signature.replace(parameters=parameters)
+    return endpoint
+
+
+def _request_among(args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Request:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Request):
+            return value
+    raise TypeError(
+        f"{name} was called without a starlette Request, so it can't be metered: admit() is for "
+        "endpoints of Starlette and FastAPI routes (import fastapi before the decorator runs)"
+    )
+
+
+# refusing wrong places
+
+
+def _unwrap(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if inspect.isroutine(function):
+        return function
+    return type(function).__call__
+
+
+def _name(function: Any) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _check_place(function: Any) -> None:
+    if inspect.isclass(function) or not callable(function):
+        raise TypeError(
+            f"admit() goes on an endpoint function, not on {function!r}; of a class, on its methods"
+        )
+    if isinstance(function, BaseRoute):
+        raise TypeError("admit() goes below the route's decorator, on the function itself")
+    if any(_is_route_of(referrer, function) for referrer in gc.get_referrers(function)):
+        raise TypeError(
+            f"admit() stands above the route of {_name(function)!r}, where it would meter nothing: "
+            "put it below the route's decorator, next to the function"
+        )
+
+
+def _is_route_of(referrer: object, function: Any) -> bool:
+    if isinstance(referrer, BaseRoute):
+        return True
+    return isinstance(referrer, dict) and referrer.get("endpoint") is function and "path" in referrer
+
+
+def _check_fastapi() -> None:
+    import fastapi
+
+    version = tuple(int(part) for part in fastapi.__version__.split(".")[:2])
+    if version < (0, 118):
+        raise RuntimeError(
+            f"FastAPI {fastapi.__version__} may end dependencies before a streamed response does: "
+            "admit() and dependency() need 0.118 or newer (the middleware works with any)"
+        )
