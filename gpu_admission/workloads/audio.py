@@ -8,6 +8,8 @@ import binascii
 import struct
 from typing import Final
 
+AUDIO_HEAD: Final = 8 * 1024
+"""Characters of base64 that a header is looked for in."""
 LEAST_BYTES_PER_SECOND: Final = 500
 """Any format but WAV is taken for this little a second, so that its length is not
 under-estimated: 4 kbit/s, below the lowest rates of speech codecs (AMR 4.75, Opus 6, MP3 8

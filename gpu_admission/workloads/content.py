@@ -6,10 +6,11 @@ one they look at. An unknown key is charged as text. Nothing remote is fetched.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
-from gpu_admission.workloads.audio import seconds_of_text
-from gpu_admission.workloads.images import HEAD, UNKNOWN, Size, size_of_text
+from gpu_admission.workloads.audio import AUDIO_HEAD, seconds_of_text
+from gpu_admission.workloads.images import UNKNOWN, Size, size_of_text
 from gpu_admission.workloads.imagetokens import Rule
 from gpu_admission.workloads.jsonbody import JSONObject
 from gpu_admission.workloads.tokens import Counter
@@ -38,7 +39,7 @@ _URL_KEYS = ("url", "data", "image_url", "file_data")
 class Tally:
     """Tokens, images and seconds of audio of one prompt, added up part by part."""
 
-    __slots__ = ("audio_seconds", "_body", "_counter", "_image_tokens", "images", "tokens")
+    __slots__ = ("_body", "_counter", "_image_tokens", "audio_seconds", "images", "tokens")
 
     def __init__(self, body: JSONObject, counter: Counter, image_tokens: Rule) -> None:
         self._body = body
@@ -53,9 +54,15 @@ class Tally:
         if type(messages) is not list:
             self.text(messages)
             return
-        self.tokens += MESSAGE_TOKENS * len(messages)
+        texts: list[str] = []  # of messages with a role and a text only: most of them
         for message in messages:
-            self.content(message)
+            if type(message) is not dict or len(message) != 2 or "role" not in message:
+                self.content(message)
+            elif type(text := message.get("content")) is str:
+                texts.append(text)
+            else:
+                self.content(text)
+        self.tokens += MESSAGE_TOKENS * len(messages) + self._counter.texts(self._body, texts)
 
     def content(self, content: Any, depth: int = 0) -> None:
         """Text, one part (an object), or a list of them. What is nested deeper is charged as JSON."""
@@ -77,7 +84,7 @@ class Tally:
     def image(self, value: Any) -> None:
         """A data URL, base64 or address of an image, bare or in an object."""
         text = _address(value)
-        size = UNKNOWN if text is None else size_of_text(self._body.head(text, HEAD))
+        size = UNKNOWN if text is None else size_of_text(partial(self._body.head, text))
         self.images.append(size)
         self.tokens += self._image_tokens(*size) + _IMAGE_MARKS
 
@@ -101,7 +108,7 @@ class Tally:
         length = 0 if text is None else self._body.size(text)
         seconds = _REMOTE_AUDIO_SECONDS
         if text is not None and text[:4].lower() != "http":
-            seconds = seconds_of_text(self._body.head(text, HEAD), length)
+            seconds = seconds_of_text(self._body.head(text, AUDIO_HEAD), length)
         self.audio_seconds += seconds
         self.tokens += int(seconds * _AUDIO_TOKENS_PER_SECOND) + _IMAGE_MARKS
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import binascii
 import io
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 Size: TypeAlias = tuple[int, int]
@@ -15,8 +16,8 @@ Size: TypeAlias = tuple[int, int]
 
 UNKNOWN: Final[Size] = (0, 0)
 """A size that can't be read: of a remote image, a broken one, or without ``imagesize``."""
-HEAD: Final = 64 * 1024
-"""Characters of base64 that a size is read from."""
+HEADS: Final = (4 * 1024, 64 * 1024, 1024 * 1024)
+"""Characters of base64 that a size is looked for in, one after the other."""
 _BASE64 = ";base64,"
 
 
@@ -25,7 +26,7 @@ def size_of_bytes(head: bytes) -> Size:
     if not _is_known_format(head):
         return UNKNOWN
     try:
-        import imagesize
+        import imagesize  # type: ignore[import-untyped,unused-ignore]
 
         width, height = imagesize.get(io.BytesIO(head))
         size = (int(width), int(height))
@@ -34,8 +35,20 @@ def size_of_bytes(head: bytes) -> Size:
     return size if min(size) > 0 else UNKNOWN
 
 
-def size_of_text(text: str) -> Size:
-    """The size of the image whose data URL, or bare base64, starts with ``text``."""
+def size_of_text(head: Callable[[int], str]) -> Size:
+    """The size of the image in a data URL, or bare base64; ``head(n)`` is its first ``n`` characters.
+
+    Metadata that stands before the size can be long, so more is asked for step by step.
+    """
+    for length in HEADS:
+        text = head(length)
+        size = _size_of_base64(text)
+        if size != UNKNOWN or len(text) < length // 2:
+            return size
+    return UNKNOWN
+
+
+def _size_of_base64(text: str) -> Size:
     start = 0
     if text[:5].lower() == "data:":
         start = text.find(_BASE64) + len(_BASE64)

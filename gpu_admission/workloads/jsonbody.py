@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 LARGE = 128 * 1024
 """Bodies of at least this many bytes are read in slices, without their long strings."""
+_decode = msgspec.json.Decoder().decode
 _SLICE = 1024 * 1024
 _DEPTH = 3
 _NONE_LONG: Mapping[str, LongString] = {}
@@ -30,7 +31,7 @@ _NONE_LONG: Mapping[str, LongString] = {}
 class JSONObject:
     """The ``fields`` of a body, and the sizes of strings in it that were too long to read."""
 
-    __slots__ = ("_long", "fields", "total")
+    __slots__ = ("_long", "fields", "is_whole", "total")
 
     def __init__(
         self, fields: dict[str, Any], total: int, long: Mapping[str, LongString] = _NONE_LONG
@@ -38,6 +39,8 @@ class JSONObject:
         self.fields = fields
         self.total = total
         """Bytes of the whole body."""
+        self.is_whole = not long
+        """Whether no string was left out."""
         self._long = long
 
     def size(self, text: str) -> int:
@@ -90,7 +93,7 @@ def read_object(info: RequestInfo) -> JSONObject:
     body = info.body
     long: Mapping[str, LongString] = _NONE_LONG
     if len(body) < LARGE:
-        fields = info.json
+        fields = parse_json(body)
     else:
         body, long = cut_long_strings(body)
         fields = _parse_sliced(body)
@@ -105,7 +108,7 @@ def parse_json(body: bytes) -> Any:
     Raises ``UnreadableBody`` where Python's ``json`` would raise.
     """
     try:
-        return msgspec.json.decode(body)
+        return _decode(body)
     except (ValueError, RecursionError):
         pass
     try:

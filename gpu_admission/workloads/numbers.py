@@ -38,9 +38,8 @@ def whole(value: Any, name: str) -> int:
         raise UnreadableBody(f"{name} must be a number")
     if isinstance(value, str):
         value = _number(value, name)
-    if isinstance(value, float):
-        value = _rounded_up(value)
-    return min(max(value, 0), CEILING)
+    number: int = _rounded_up(value) if isinstance(value, float) else value
+    return min(max(number, 0), CEILING)
 
 
 def capped(value: int) -> int:

@@ -30,6 +30,8 @@ _TOOL_TOKENS = 200
 _AS_TEXT = frozenset({"instructions", "suffix", "chat_template", "prediction"})
 _AS_JSON = frozenset({"tools", "functions", "documents"})
 _HISTORY = frozenset({"previous_response_id", "conversation"})
+_BESIDE = _AS_TEXT | _AS_JSON | _HISTORY | {"prompt"}
+_CHOICES = frozenset({"n", "best_of", "num_beams"})
 
 
 class OpenAI:
@@ -64,7 +66,7 @@ class OpenAI:
         fields = body.fields
         embeds = info.path.endswith("/embeddings")
         tally = Tally(body, self._counter, self._image_tokens)
-        kept_elsewhere = _add_extras(fields, tally)
+        kept_elsewhere = _NOTHING if fields.keys().isdisjoint(_BESIDE) else _add_extras(fields, tally)
         prompts = self._prompts(body, tally, embeds)
         longest, total = max(prompts), sum(prompts)
         if kept_elsewhere:
@@ -90,25 +92,30 @@ class OpenAI:
     def _prompts(self, body: JSONObject, tally: Tally, embeds: bool) -> list[int]:
         """Tokens of each prompt (at least one). What is not a list of prompts adds to each."""
         fields = body.fields
-        prompts = rows(body, self._counter, fields.get("prompt"))
         if "messages" in fields:
             tally.tokens += TEMPLATE_TOKENS
             tally.messages(fields["messages"])
-        input = fields.get("input")
-        if input is not None and not embeds:
-            tally.tokens += TEMPLATE_TOKENS
-        if not embeds and _is_items(input):
-            tally.messages(input)
-        else:
-            prompts += rows(body, self._counter, input)
+        prompts = rows(body, self._counter, fields["prompt"]) if "prompt" in fields else []
+        if "input" in fields:
+            prompts += self._input(body, tally, fields["input"], embeds)
         return [tally.tokens + tokens for tokens in prompts] or [max(tally.tokens, 1)]
+
+    def _input(self, body: JSONObject, tally: Tally, input: Any, embeds: bool) -> list[int]:
+        """Rows of ``input``; items of a conversation are added to ``tally`` instead."""
+        if embeds:
+            return rows(body, self._counter, input)
+        tally.tokens += TEMPLATE_TOKENS
+        if not _is_items(input):
+            return rows(body, self._counter, input)
+        tally.messages(input)
+        return []
 
     def _new_tokens(self, fields: Mapping[str, Any], prompt: int) -> tuple[int, tuple[str, ...]]:
         """The most new tokens of a sequence, and the name of the limit where a default was taken."""
         said = 0
         unlimited = True
         for name in _LIMITS:
-            if (value := fields.get(name)) is not None:
+            if name in fields and (value := fields[name]) is not None:
                 limit = value if type(value) is int and 0 < value <= CEILING else whole(value, name)
                 said = max(said, limit or self._default(prompt))
                 unlimited = unlimited and not limit
@@ -141,6 +148,8 @@ def _add_extras(fields: Mapping[str, Any], tally: Tally) -> tuple[str, ...]:
 
 def _choices(fields: Mapping[str, Any]) -> tuple[int, int]:
     """How many sequences each prompt becomes, and how wide the beams among them are."""
+    if fields.keys().isdisjoint(_CHOICES):
+        return 1, 1
     choices = max(positive(fields, "n", 1), positive(fields, "best_of", 1))
     beams = positive(fields, "num_beams", 1)
     if fields.get("use_beam_search"):

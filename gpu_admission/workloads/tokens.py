@@ -33,6 +33,10 @@ class Counter(Protocol):
         """Tokens of a text."""
         ...
 
+    def texts(self, body: JSONObject, texts: list[str]) -> int:
+        """Tokens of several texts, apart from each other."""
+        ...
+
     def json(self, body: JSONObject, value: Any) -> int:
         """Tokens of a value that a template writes as JSON."""
         ...
@@ -49,6 +53,10 @@ class Rate:
 
     def text(self, body: JSONObject, text: str) -> int:
         return (body.size(text) * self._percent + 99) // 100
+
+    def texts(self, body: JSONObject, texts: list[str]) -> int:
+        size = body.size("".join(texts)) if body.is_whole else sum(map(body.size, texts))
+        return (size * self._percent + 99) // 100 + len(texts)
 
     def json(self, body: JSONObject, value: Any) -> int:
         return (body.json_size(value) * self._json_percent + 99) // 100
@@ -69,6 +77,9 @@ class Bound:
         if text.isascii() and size == len(text):
             return size + 1
         return max(size, _normalised_size(body.whole(text))) + 1
+
+    def texts(self, body: JSONObject, texts: list[str]) -> int:
+        return sum(self.text(body, text) for text in texts)
 
     def json(self, body: JSONObject, value: Any) -> int:
         return 2 * body.json_size(value) + 1
@@ -91,6 +102,9 @@ class Tokenizer:
             return self._exact(body.whole(text))
         except Exception:
             return body.size(text) + 1
+
+    def texts(self, body: JSONObject, texts: list[str]) -> int:
+        return sum(self.text(body, text) for text in texts)
 
     def json(self, body: JSONObject, value: Any) -> int:
         try:
