@@ -89,13 +89,16 @@ class Dialect(Protocol):
         ...
 
 
+_UNREAD: Any = object()
+
+
 class RequestInfo:
     """What an estimator gets: a request, its body, and views of the body made on first use.
 
     ``body`` has its ``Content-Encoding`` removed; the app gets the bytes that came.
     """
 
-    __slots__ = ("_body", "_dialect", "_headers", "_json", "_parts", "_source", "_workload", "path", "scope")
+    __slots__ = ("_body", "_dialect", "_form", "_json", "_parts", "_source", "_workload", "path", "scope")
 
     def __init__(
         self,
@@ -111,8 +114,10 @@ class RequestInfo:
         self._body: bytes | None = body
         self._source: Callable[[], bytes] | None = None
         self._dialect = dialect
-        if parts is not None:
-            self._parts: Sequence[Part] = parts
+        self._form = parts
+        self._json: Any = _UNREAD
+        self._parts: Sequence[Part] | None = None
+        self._workload: Workload | None = None
 
     @property
     def method(self) -> str:
@@ -121,11 +126,7 @@ class RequestInfo:
 
     @property
     def headers(self) -> Headers:
-        try:
-            return self._headers
-        except AttributeError:
-            self._headers: Headers = Headers(scope=self.scope)
-            return self._headers
+        return Headers(scope=self.scope)
 
     @property
     def query(self) -> QueryParams:
@@ -146,45 +147,40 @@ class RequestInfo:
         """Drop the copies that were made for reading, so that a waiting body is held once."""
         if self._source is not None:
             self._body = None
-        for name in ("_json", "_parts"):
-            if hasattr(self, name):
-                delattr(self, name)
+        self._json = _UNREAD
+        self._parts = None
 
     @property
     def json(self) -> Any:
         """The parsed body. Raises ``UnreadableBody`` where Python's ``json`` would raise."""
-        try:
-            return self._json
-        except AttributeError:
+        if self._json is _UNREAD:
             from gpu_admission.workloads.jsonbody import parse_json
 
-            self._json: Any = parse_json(self.body)
-            return self._json
+            self._json = parse_json(self.body)
+        return self._json
 
     @property
     def parts(self) -> Sequence[Part]:
         """The parts of a multipart body. Raises ``UnreadableBody`` for other bodies."""
-        try:
-            return self._parts
-        except AttributeError:
+        if self._form is not None:
+            return self._form
+        if self._parts is None:
             from gpu_admission.workloads.multipart import read_parts
 
             self._parts = read_parts(self.body, self.headers.get("content-type", ""))
-            return self._parts
+        return self._parts
 
     @property
     def workload(self) -> Workload:
         """What the body asks for. Raises ``UnreadableBody``."""
-        try:
-            return self._workload
-        except AttributeError:
+        if self._workload is None:
             dialect = self._dialect
             if dialect is None:
                 from gpu_admission.workloads import dialect_for
 
                 dialect = dialect_for(self.path)
-            self._workload: Workload = dialect.read(self)
-            return self._workload
+            self._workload = dialect.read(self)
+        return self._workload
 
 
 EstimateResult: TypeAlias = "int | Estimate"

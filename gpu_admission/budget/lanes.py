@@ -87,6 +87,7 @@ class LaneState:
         "hold",
         "in_use",
         "lane",
+        "largest",
         "limit",
         "max_waiting",
         "running",
@@ -99,6 +100,8 @@ class LaneState:
         self.max_waiting = max_waiting if lane.max_waiting is None else lane.max_waiting
         self.guaranteed = 0
         self.limit = 0
+        self.largest = 0
+        """Bytes of the largest request that can ever start here."""
         self.in_use = 0
         self.running = 0
         self.waiting = 0

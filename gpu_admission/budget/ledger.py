@@ -177,7 +177,7 @@ class Ledger:
 
     def largest(self, lane: int = 0) -> int:
         """Bytes of the largest request that can ever start in ``lane``."""
-        return min(max(account.capacity for account in self.accounts), self.lanes[lane].limit)
+        return self.lanes[lane].largest
 
     def is_full(self, lane: int) -> bool:
         """Whether a newcomer to ``lane`` is refused, whatever it asks."""
@@ -257,6 +257,7 @@ class Ledger:
         for state in self.lanes:
             state.guaranteed = int(state.lane.guaranteed * total)
             state.limit = int(state.lane.limit * total)
+            state.largest = min(state.limit, max(account.capacity for account in self.accounts))
 
     # who is next
 

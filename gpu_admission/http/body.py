@@ -13,7 +13,7 @@ import anyio
 from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft, TooLarge
 from gpu_admission.sizes import format_bytes
-from gpu_admission.types import Message, Receive, Scope
+from gpu_admission.types import Message, Receive
 
 WATCHED_BYTES = 64 * 1024
 """A client that is watched while it waits may send this much ahead; then its upload pauses."""
@@ -102,19 +102,3 @@ class Body:
         self._buffer.take(size)
         self.size += size
         self._held += size
-
-
-def declared_length(scope: Scope) -> int | None:
-    """``Content-Length``, where it is one plain number; anything else is ignored and bytes are counted."""
-    found: set[bytes] = {value for name, value in scope["headers"] if name == b"content-length"}
-    if len(found) != 1:
-        return None
-    value = found.pop()
-    return int(value) if value.isdigit() and len(value) < 20 else None
-
-
-def encodings(scope: Scope) -> list[str]:
-    """The body's content encodings in the order in which they were applied."""
-    values = b",".join(value for name, value in scope["headers"] if name == b"content-encoding")
-    names = (name.strip().lower() for name in values.decode("latin-1").split(","))
-    return [name for name in names if name not in ("", "identity")]

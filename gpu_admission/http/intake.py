@@ -7,7 +7,6 @@ renders (``Rejected``) or obeys (``ClientLeft``); it never answers by itself.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -15,7 +14,8 @@ import anyio.to_thread
 
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
-from gpu_admission.http.body import Body, declared_length, encodings
+from gpu_admission.http.body import Body
+from gpu_admission.http.headers import deadline, declared_length, encodings, obeyed
 from gpu_admission.http.unpack import unpack
 from gpu_admission.lease import Lease
 from gpu_admission.metering import OFFLOAD_BYTES, Rule, estimate
@@ -23,19 +23,18 @@ from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Receive, RequestInfo, Scope
 
 logger = logging.getLogger("gpu_admission")
-_DEADLINES = (b"x-request-deadline", b"x-stainless-read-timeout")
 _PACKED_OFFLOAD_BYTES = OFFLOAD_BYTES // 64
 
 
 class Intake:
     """One request on its way to a lease. ``body`` is the ``receive`` for the app behind."""
 
-    __slots__ = ("admission", "body", "flow", "info", "lane", "rule", "scope")
+    __slots__ = ("admission", "body", "flow", "headers", "info", "lane", "rule")
 
     def __init__(self, admission: Admission, rule: Rule, scope: Scope, receive: Receive) -> None:
         self.admission = admission
         self.rule = rule
-        self.scope = scope
+        self.headers = obeyed(scope)
         self.body = Body(receive, admission.buffer, admission.settings.max_body_bytes)
         self.info = RequestInfo(scope, path=rule.path, dialect=rule.dialect)
         self.lane = 0
@@ -78,7 +77,7 @@ class Intake:
             estimated,
             lane=self.lane,
             flow=self.flow,
-            deadline=_deadline(self.scope),
+            deadline=deadline(self.headers) if self.headers else None,
             route=self.rule.route,
             gone=self.body.watch,
         )
@@ -96,7 +95,7 @@ class Intake:
 
     async def _read(self) -> None:
         limit = self.admission.settings.max_body_bytes
-        declared = declared_length(self.scope)
+        declared = declared_length(self.headers)
         if declared is not None and declared > limit:
             raise TooLarge(
                 "body_too_large",
@@ -104,11 +103,11 @@ class Intake:
             )
         await self.body.read()
         self.info.read_from(self._content)
-        if self.body.size > _PACKED_OFFLOAD_BYTES and encodings(self.scope):
+        if self.body.size > _PACKED_OFFLOAD_BYTES and encodings(self.headers):
             await anyio.to_thread.run_sync(lambda: self.info.body)
 
     def _content(self) -> bytes:
-        packed = encodings(self.scope)
+        packed = encodings(self.headers)
         content = self.body.content()
         if not packed:
             return content
@@ -132,20 +131,3 @@ class Intake:
         except Exception:
             logger.exception("%s failed on %s: the default is taken", setting, self.rule.route)
             return None
-
-
-def _deadline(scope: Scope) -> float | None:
-    """Seconds that the client will wait, by its own header; nonsense is ignored."""
-    shortest = math.inf
-    for name, value in scope["headers"]:
-        if name in _DEADLINES:
-            shortest = min(shortest, _seconds(value))
-    return None if shortest == math.inf else shortest
-
-
-def _seconds(value: bytes) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        return math.inf
-    return seconds if seconds >= 0 else math.inf
