@@ -33,10 +33,13 @@ class Baseline(msgspec.Struct, frozen=True):
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """A measured capacity in bytes, the baseline it rests on, and how it came about."""
+    """A measured capacity in bytes, the terms that made it, and the sentence that shows them."""
 
     bytes: int
     baseline: Baseline
+    reserve: int
+    """Bytes kept back: the reserve, and what a percentage leaves out."""
+    margin: float
     explanation: str
 
 
@@ -145,7 +148,7 @@ def measure(
     sentence = f"{name}: capacity {format_bytes(size)} = {_terms(reading, baseline, kept, margin)}"
     if not size:
         raise ValueError(f"nothing is left on {name}: {sentence}")
-    return Capacity(size, baseline, sentence)
+    return Capacity(size, baseline, kept, margin, sentence)
 
 
 def _terms(reading: DeviceReading, baseline: Baseline, kept: int, margin: float) -> str:

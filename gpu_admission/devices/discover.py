@@ -46,7 +46,7 @@ def _names(devices: tuple[Device, ...]) -> str:
 
 def _by_nvml(env: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]
 
         pynvml.nvmlInit()
         cards = list_cards(pynvml)

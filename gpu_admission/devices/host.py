@@ -7,10 +7,12 @@ is it counted as ours. Nothing about accelerators belongs here.
 
 from __future__ import annotations
 
+import importlib
 import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -111,7 +113,7 @@ class HostMemory:
 
     def _by_psutil(self, problem: str) -> DeviceReading:
         try:
-            import psutil
+            psutil: Any = importlib.import_module("psutil")
         except ImportError:
             return DeviceReading(taken_at=self._clock(), error=f"{problem}; psutil is not installed")
         memory = psutil.virtual_memory()

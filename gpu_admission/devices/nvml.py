@@ -105,7 +105,7 @@ class NvmlDevice:
         if self._found is not None:
             self._found.close()
         try:
-            import pynvml
+            import pynvml  # type: ignore[import-untyped]
 
             pynvml.nvmlInit()
             self._found = found = _Found(pynvml, self._asked, self._env, self._wddm_share)
@@ -238,7 +238,8 @@ def _checked_name(device: int | str) -> str:
     name = f"cuda:{device}" if isinstance(device, int) else device
     if _NAMES.fullmatch(name) is None:
         raise ValueError(
-            f"device={device!r} names no GPU: write 0, 'cuda:0', 'nvml:0', 'GPU-<uuid>', 'MIG-<uuid>' or a PCI bus id"
+            f"device={device!r} names no GPU: write 0, 'cuda:0', 'nvml:0', 'GPU-<uuid>', 'MIG-<uuid>' "
+            "or a PCI bus id"
         )
     return name
 

@@ -18,10 +18,11 @@ FIRST_PID_NAMESPACE = 0xEFFFFFFC
 
 def our_bytes(processes: Iterable[Any], *, root: Path = Path("/")) -> int | None:
     """Bytes of this process and its children; ``None`` where the driver does not tell."""
-    mine = [process.usedGpuMemory for process in processes if _is_ours(process.pid, root)]
-    if None in mine or (not mine and not _sees_all_processes(root)):
+    mine: list[int | None] = [p.usedGpuMemory for p in processes if _is_ours(p.pid, root)]
+    told = [size for size in mine if size is not None]
+    if len(told) < len(mine) or (not mine and not _sees_all_processes(root)):
         return None
-    return sum(mine)
+    return sum(told)
 
 
 def _is_ours(pid: int, root: Path) -> bool:

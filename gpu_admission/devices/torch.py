@@ -104,11 +104,8 @@ def running_torch(kind: str) -> Any:
     torch = sys.modules.get("torch")
     if torch is None:
         raise Unreadable("torch is not loaded in this process")
-    if kind == "mps":
-        usable = torch.backends.mps.is_available()
-    else:
-        usable = getattr(torch, kind).is_initialized()
-    if not usable:
+    ready = torch.backends.mps.is_available if kind == "mps" else getattr(torch, kind).is_initialized
+    if not ready():
         raise Unreadable(f"torch has not initialised {kind} in this process")
     return torch
 
@@ -163,7 +160,7 @@ def _mps_fields(torch: Any) -> Mapping[str, Any]:
 
 
 def cuda_allocator(index: int) -> tuple[int, int] | None:
-    """(reserved, in use) bytes of this process on ``cuda:index``; ``None`` while torch has not initialised it."""
+    """(reserved, in use) bytes of this process on ``cuda:index``; ``None`` before torch initialises it."""
     with contextlib.suppress(Exception):
         return _allocator(running_torch("cuda").cuda, index)
     return None
@@ -178,7 +175,7 @@ def cuda_uuids() -> list[str] | None:
 
 
 def empty_cache() -> None:
-    """Give the reusable cache of torch's allocator back to the device, where torch runs; waits for its kernels."""
+    """Give torch's reusable cache back to the device, where torch runs. Waits for its kernels."""
     for kind in _KINDS:
         with contextlib.suppress(Unreadable, AttributeError):
             getattr(running_torch(kind), kind).empty_cache()

@@ -1,0 +1,88 @@
+"""Liveness and readiness for orchestrators, as a small app to mount.
+
+Owns what is healthy and how it is told. Liveness is "this process answers", and stays well
+under any load: a supervisor that kills for load makes it worse. Readiness fails only for
+what a restart or a drain would mend; a busy, hot or shrunk device stays ready. Everything
+comes from one snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route, Router
+
+from gpu_admission.types import DeviceSnapshot, Receive, Scope, Send, Snapshot
+
+_HEADERS = {"Cache-Control": "no-store"}
+
+
+class Observed(Protocol):
+    """An admission, for all that is read of it here."""
+
+    def snapshot(self) -> Snapshot: ...
+
+
+class Health:
+    """``/live`` and ``/ready`` of ``admission``: ``app.mount("/health", Health(admission))``.
+
+    ``/live`` answers 200. ``/ready`` answers 200, or 503 while draining or when every device
+    is closed until restart, with the readings, ceilings and who lowered them.
+    """
+
+    def __init__(self, admission: Observed) -> None:
+        self._admission = admission
+        self._router = Router([Route("/live", self._live), Route("/ready", self._ready)])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._router(scope, receive, send)
+
+    async def _live(self, request: Request) -> JSONResponse:
+        return JSONResponse({"status": "live"}, headers=_HEADERS)
+
+    async def _ready(self, request: Request) -> JSONResponse:
+        report = readiness(self._admission.snapshot())
+        return JSONResponse(report, 200 if report["ready"] else 503, headers=_HEADERS)
+
+
+def readiness(snapshot: Snapshot) -> dict[str, Any]:
+    """Whether traffic should come here, and all that is known about it, as plain JSON types."""
+    broken = [device.name for device in snapshot.devices if device.restart_only]
+    out_of_order = bool(broken) and len(broken) == len(snapshot.devices)
+    return {
+        "ready": not snapshot.draining and not out_of_order,
+        "status": "draining" if snapshot.draining else "restart needed" if out_of_order else "ready",
+        "mode": snapshot.mode,
+        "capacity_bytes": snapshot.capacity,
+        "ceiling_bytes": snapshot.ceiling,
+        "in_use_bytes": snapshot.in_use,
+        "running": snapshot.running,
+        "waiting": snapshot.waiting,
+        "closed_by": snapshot.closed_by,
+        "last_success_seconds": snapshot.last_success,
+        "devices": [_device(device) for device in snapshot.devices],
+    }
+
+
+def _device(device: DeviceSnapshot) -> Mapping[str, Any]:
+    reading = device.reading
+    return {
+        "name": device.name,
+        "capacity_bytes": device.capacity,
+        "in_use_bytes": device.in_use,
+        "ceiling_bytes": device.ceiling,
+        "closed_by": device.closed_by,
+        "reason": device.reason,
+        "restart_needed": device.restart_only,
+        "reading_age_seconds": device.reading_age,
+        "total_bytes": reading and reading.total,
+        "used_bytes": reading and reading.used,
+        "ours_bytes": reading and reading.ours,
+        "temperature_celsius": reading and reading.temperature,
+        "utilization_ratio": reading and reading.utilization,
+        "faults": list(reading.faults) if reading else [],
+        "error": reading and reading.error,
+    }

@@ -1,0 +1,90 @@
+"""Less work for a hot device, in stages, without flapping.
+
+Owns the stages, their hysteresis and the least time between two changes. How a request is
+clamped (fewer new tokens) is each dialect's affair; here is only the factor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import msgspec
+
+from gpu_admission.types import DeviceReading, Outcome
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """From ``at`` degrees Celsius on: ``share`` of the capacity (0 closes), and ``clamp`` as the
+    factor on new tokens, for those who opted in."""
+
+    at: float
+    share: float
+    clamp: float | None = None
+
+
+STAGES = (Stage(80, 0.75), Stage(85, 0.5, clamp=0.5), Stage(90, 0))
+
+
+class ThermalGuard:
+    """Shrinks the ceiling, then clamps, then closes, as a device gets hot.
+
+    A stage is left when the temperature is ``hysteresis`` degrees below its start, and there
+    are at least ``dwell`` seconds between two changes, in either direction (the card throttles
+    itself meanwhile). A device that does not tell its temperature is never hot.
+    """
+
+    name = "thermal"
+    restart_only = False
+    trials: int | None = None
+    action = None
+
+    def __init__(
+        self, *, stages: Sequence[Stage] = STAGES, hysteresis: float = 5.0, dwell: float = 60.0
+    ) -> None:
+        self._stages = tuple(stages)
+        starts = [stage.at for stage in self._stages]
+        if not starts or any(later <= sooner for sooner, later in itertools.pairwise(starts)):
+            raise ValueError("stages must hold at least one Stage, each hotter than the one before")
+        if not all(0 <= stage.share <= 1 and 0 < (stage.clamp or 1) <= 1 for stage in self._stages):
+            raise ValueError("stages: a share is between 0 and 1, a clamp above 0 and at most 1")
+        for setting, value in (("hysteresis", hysteresis), ("dwell", dwell)):
+            if not value >= 0:
+                raise ValueError(f"{setting} must be 0 or more, got {value!r}")
+        self._hysteresis = hysteresis
+        self._dwell = dwell
+        self.reason = ""
+        self.retry_at: float | None = None
+        self.clamp: float | None = None
+        """Factor on new tokens in this stage; ``None`` = not clamped."""
+        self.stage = 0
+        """0 = cool, 1 = the first of the stages, and so on."""
+        self._changed_at = float("-inf")
+
+    def ceiling(
+        self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
+    ) -> int | None:
+        """A share of the capacity while hot, 0 in a closing stage, else ``None``."""
+        known = [reading.temperature for reading in readings if reading.temperature is not None]
+        degrees = known[-1] if known else float("-inf")
+        target = self._target(degrees)
+        if target != self.stage and now - self._changed_at >= self._dwell:
+            self.stage, self._changed_at = target, now
+        if not self.stage:
+            self.reason, self.clamp, self.retry_at = "", None, None
+            return None
+        stage = self._stages[self.stage - 1]
+        told = f"{degrees:.0f} °C" if known else "the temperature is no longer told"
+        self.reason = f"{told}: stage {self.stage} of {len(self._stages)}, from {stage.at:g} °C"
+        self.clamp = stage.clamp
+        self.retry_at = None if stage.share else self._changed_at + self._dwell
+        if not stage.share:
+            return 0
+        capacity = readings[-1].capacity if readings else None
+        return None if capacity is None else max(1, int(capacity * stage.share))
+
+    def _target(self, degrees: float) -> int:
+        """The stage that ``degrees`` ask for, seen from the present one."""
+        rising = sum(degrees >= stage.at for stage in self._stages)
+        staying = sum(degrees > stage.at - self._hysteresis for stage in self._stages)
+        return max(rising, min(self.stage, staying))

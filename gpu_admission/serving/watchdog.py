@@ -1,0 +1,101 @@
+"""A small inference now and then, so that a broken device is noticed before a client does.
+
+Owns the probe's rhythm and its time limit. What its outcome means is for the guards, which
+get it like any other.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Protocol
+
+import anyio
+import anyio.to_thread
+
+from gpu_admission.guards.classify import classify
+from gpu_admission.types import Outcome
+
+logger = logging.getLogger("gpu_admission")
+
+
+class Reported(Protocol):
+    """An admission, for all that is called of it here."""
+
+    def report(self, outcome: Outcome, /) -> object: ...
+
+
+class Watchdog:
+    """Runs ``probe`` every ``every`` seconds and reports how it ended to ``admission``'s guards.
+
+    ``probe`` takes no arguments; a plain function runs in a thread, a coroutine function on
+    the event loop. One that is not back after ``limit`` seconds counts as an error, and as a
+    device fault after ``hung_after`` times in a row: nothing but a restart frees a thread
+    that hangs in a driver. It holds no lease, so keep it small::
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Watchdog(tiny_inference, admission=admission).run)
+    """
+
+    def __init__(
+        self,
+        probe: Callable[[], Any] | Callable[[], Awaitable[Any]],
+        *,
+        admission: Reported,
+        every: float = 30.0,
+        limit: float = 30.0,
+        hung_after: int = 3,
+    ) -> None:
+        if not callable(probe):
+            raise TypeError(f"probe must be a callable without arguments, not {type(probe).__name__}")
+        for setting, seconds in (("every", every), ("limit", limit)):
+            if not 0 < seconds < math.inf:
+                raise ValueError(f"{setting} must be above 0 seconds and finite, got {seconds!r}")
+        if isinstance(hung_after, bool) or not isinstance(hung_after, int) or hung_after < 1:
+            raise ValueError(f"hung_after must be an int of 1 or more, got {hung_after!r}")
+        self._probe = probe
+        self._admission = admission
+        self._every = every
+        self._limit = limit
+        self._hung_after = hung_after
+        self._hung = 0
+        # A probe that hangs keeps its thread; no second one is spent on it.
+        self._one = anyio.CapacityLimiter(1)
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        while True:
+            self._admission.report(await self.look())
+            await anyio.sleep(self._every)
+
+    async def look(self) -> Outcome:
+        """Run the probe once. Its exception is told by name only, and never raised."""
+        try:
+            with anyio.move_on_after(self._limit) as scope:
+                await self._call()
+        except Exception as error:
+            self._hung = 0
+            logger.warning("watchdog: the probe failed with %s: %s", type(error).__name__, error)
+            return _outcome(classify(error) or "error", type(error).__name__)
+        if scope.cancelled_caught:
+            return self._late()
+        self._hung = 0
+        return _outcome("ok")
+
+    async def _call(self) -> None:
+        if inspect.iscoroutinefunction(self._probe):
+            await self._probe()
+        else:
+            await anyio.to_thread.run_sync(self._probe, abandon_on_cancel=True, limiter=self._one)
+
+    def _late(self) -> Outcome:
+        self._hung += 1
+        logger.warning("watchdog: the probe was not back after %g s (%d in a row)", self._limit, self._hung)
+        return _outcome("fault" if self._hung >= self._hung_after else "error", "WatchdogTimeout")
+
+
+def _outcome(kind: Literal["ok", "error", "oom", "fault"], error: str = "") -> Outcome:
+    return Outcome(kind, 0, error, time.monotonic())
