@@ -92,7 +92,7 @@ class Admission:
 
     def _usable(self, capacity: int) -> int:
         margin = self.settings.margin or 0.0
-        return int(capacity * self.settings.overcommit * (1 - margin)) if margin else capacity
+        return int(capacity * self.settings.overcommit * (1 - margin))
 
     # asking for a lease
 
@@ -100,7 +100,7 @@ class Admission:
         """The cheap checks, before a body is read. Raises ``Unavailable`` or ``QueueFull``."""
         if self.draining:
             raise self._refusals.draining()
-        if len(self.lane_names) == 1 and self._ledger.is_full(lane):
+        if self._ledger.waiting and len(self.lane_names) == 1 and self._ledger.is_full(lane):
             raise self._refusals.queue_full(lane)
 
     async def acquire(
@@ -110,13 +110,13 @@ class Admission:
         lane: int = 0,
         flow: Any = None,
         timeout: float | None = None,
-        deadline: float | None = None,
+        deadline: Callable[[], float | None] | None = None,
         route: str = "*",
         gone: Callable[[], Awaitable[None]] | None = None,
     ) -> Lease:
         """A lease on ``estimate.bytes``, after at most ``timeout`` seconds.
 
-        ``deadline`` (seconds) shortens the wait. ``gone`` returns when there is nobody left
+        ``deadline()`` (seconds) shortens the wait. ``gone`` returns when there is nobody left
         to answer. Raises ``Rejected``, or ``ClientLeft`` after ``gone``.
         """
         if self.mode != "enforce":
@@ -126,14 +126,12 @@ class Admission:
         ticket = Ticket(estimate.bytes, lane, flow)
         with self._lock:
             self._request(ticket)
-        arrived = ticket.arrived
         if ticket.state is State.WAITING:
             await self._wait(ticket, *self._patience(lane, timeout, deadline), gone)
         elif ticket.state is not State.GRANTED:
             raise self._why_not(ticket)
-        waited = ticket.granted_at - arrived
         self.counts["admitted"] += 1
-        lease = Lease(self, ticket, estimate, route, waited)
+        lease = Lease(self, ticket, estimate, route, ticket.granted_at - ticket.arrived)
         if self._observers:
             self._tell("admitted", lease)
         return lease
@@ -152,7 +150,9 @@ class Admission:
             return self._refusals.too_large(ticket.bytes, ticket.lane)
         return self._refusals.queue_full(ticket.lane, of_flow=not self._ledger.is_full(ticket.lane))
 
-    def _patience(self, lane: int, timeout: float | None, deadline: float | None) -> tuple[float, str]:
+    def _patience(
+        self, lane: int, timeout: float | None, deadline: Callable[[], float | None] | None
+    ) -> tuple[float, str]:
         """How long to wait, and the name of the setting that says so."""
         own = self.settings.lanes[lane].timeout
         setting, longest = ("timeout", self.settings.timeout)
@@ -160,8 +160,9 @@ class Admission:
             setting, longest = f"lane {self.lane_names[lane]!r}: timeout", own
         if timeout is not None:
             setting, longest = "timeout", timeout
-        if deadline is not None and deadline < longest:
-            return max(0.0, deadline), "deadline"
+        limit = None if deadline is None else deadline()
+        if limit is not None and limit < longest:
+            return limit, "deadline"
         return longest, setting
 
     async def _wait(

@@ -42,27 +42,19 @@ def held_lease(admission: Admission) -> Lease | None:
 class Lease:
     """The held right to use ``bytes`` of ``device``. It ends once; every method is thread-safe."""
 
-    __slots__ = (
-        "_admission",
-        "_handles",
-        "_returned",
-        "ended",
-        "estimate",
-        "number",
-        "outcome",
-        "outer",
-        "peak",
-        "route",
-        "ticket",
-        "waited",
-    )
+    # Defaults are the class's: most leases never need their own.
+    ended = False
+    outer: Lease | None = None
+    peak: int | None = None
+    """What ``record_peak`` was told."""
+    outcome: tuple[Literal["ok", "error", "oom", "fault", "client"], str] = ("ok", "")
+    _handles = 0
+    _returned = False
 
     def __init__(
         self, admission: Admission, ticket: Ticket, estimate: Estimate, route: str, waited: float
     ) -> None:
         self._admission = admission
-        self._handles = 0
-        self._returned = False
         self.ticket = ticket
         self.estimate = estimate
         """What was charged, and why."""
@@ -71,11 +63,6 @@ class Lease:
         """Seconds in the queue."""
         self.number = next(_numbers)
         """Counts leases in this process; joins the events of one lease."""
-        self.outer: Lease | None = None
-        self.ended = False
-        self.peak: int | None = None
-        """What ``record_peak`` was told."""
-        self.outcome: tuple[Literal["ok", "error", "oom", "fault", "client"], str] = ("ok", "")
 
     @property
     def admission(self) -> Admission:

@@ -142,9 +142,17 @@ async def estimate(rule: Rule, info: RequestInfo, otherwise: int) -> Estimate:
 
     A failed estimator is logged, and charged ``otherwise``. Raises ``UnreadableBody``.
     """
+    estimator = rule.estimator
     try:
-        result = await _call(rule, info)
-        return result if isinstance(result, Estimate) and 0 < result.bytes <= MAX_BYTES else _checked(result)
+        if estimator is None:
+            raise LookupError(f"no pattern of the estimator mapping matches {rule.route}")
+        if rule.needs_body and len(info.body) > OFFLOAD_BYTES:
+            result: object = await _off_the_loop(estimator, info)
+        else:
+            result = estimator(info)
+        if isinstance(result, Estimate) and 0 < result.bytes <= MAX_BYTES:
+            return result
+        return _checked(await result if isinstance(result, Awaitable) else result)
     except UnreadableBody:
         raise
     except Exception as error:
@@ -153,20 +161,12 @@ async def estimate(rule: Rule, info: RequestInfo, otherwise: int) -> Estimate:
         return Estimate(max(1, otherwise), notes=(f"the estimator failed with {name}",))
 
 
-async def _call(rule: Rule, info: RequestInfo) -> object:
-    estimator = rule.estimator
-    if estimator is None:
-        raise LookupError(f"no pattern of the estimator mapping matches {rule.route}")
-    if len(info.body) <= OFFLOAD_BYTES:
-        result: object = estimator(info)
-    elif _is_async(estimator):
-        await anyio.to_thread.run_sync(_read_ahead, info)
-        result = estimator(info)
-    else:
-        result = await anyio.to_thread.run_sync(estimator, info)
-    if isinstance(result, (int, Estimate)):
-        return result
-    return await result if isinstance(result, Awaitable) else result
+async def _off_the_loop(estimator: Estimator, info: RequestInfo) -> object:
+    """A large body is read in a worker thread, and by a plain estimator also estimated there."""
+    if not _is_async(estimator):
+        return await anyio.to_thread.run_sync(estimator, info)
+    await anyio.to_thread.run_sync(_read_ahead, info)
+    return estimator(info)
 
 
 def _is_async(estimator: Callable[..., object]) -> bool:

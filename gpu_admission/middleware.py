@@ -49,23 +49,20 @@ class GPUAdmission:
             return
         except ClientLeft:
             return
-        await self._run(lease, scope, intake.body, send)
-
-    async def _run(self, lease: Lease, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.admission.settings.hold == "response":
-            send = _released_at_end(lease, send)
         scope[SCOPE_KEY] = lease
         enter(lease)
-        error: BaseException | None = None
         try:
-            await self.app(scope, receive, send)
-        except BaseException as raised:
-            error = raised
+            await self.app(scope, intake.body, self._send(lease, send))
+        except BaseException as error:
+            lease.finish(error)
             raise
         finally:
+            lease.finish(None)
             leave(lease)
             scope.pop(SCOPE_KEY, None)
-            lease.finish(error)
+
+    def _send(self, lease: Lease, send: Send) -> Send:
+        return _released_at_end(lease, send) if self.admission.settings.hold == "response" else send
 
 
 def _released_at_end(lease: Lease, send: Send) -> Send:

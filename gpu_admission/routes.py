@@ -76,15 +76,14 @@ class Door:
             return
         lease = await self._lease_or_answer(request)
         enter(lease)
-        error: BaseException | None = None
         try:
             yield lease
-        except BaseException as raised:
-            error = raised
+        except BaseException as error:
+            lease.finish(error)
             raise
         finally:
+            lease.finish(None)
             leave(lease)
-            lease.finish(error)
 
     async def respond(self, request: Request, call: Callable[[Lease], Any]) -> Any:
         """Starlette's side: the endpoint's response, which gives the bytes back once it is sent."""
@@ -148,16 +147,15 @@ class HeldResponse:
         self._lease = lease
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error: BaseException | None = None
         enter(self._lease)
         try:
             await self._response(scope, receive, send)
-        except BaseException as raised:
-            error = raised
+        except BaseException as error:
+            self._lease.finish(error)
             raise
         finally:
+            self._lease.finish(None)
             leave(self._lease)
-            self._lease.finish(error)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._response, name)

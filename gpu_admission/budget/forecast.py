@@ -21,9 +21,9 @@ class DrainRate:
         self._busy = 0.0
         self._last: float | None = None
 
-    def released(self, size: int, now: float, *, busy: bool) -> None:
-        """``size`` bytes came back at ``now``; ``busy`` while somebody waits for them."""
-        if not busy:
+    def released(self, size: int, now: float, waiting: int) -> None:
+        """``size`` bytes came back at ``now``, while ``waiting`` others waited for them."""
+        if not waiting:
             self._last = None
             return
         if self._last is not None:

@@ -17,6 +17,7 @@ The rules, in the order in which ``_next`` applies them:
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -68,7 +69,7 @@ class Ledger:
         self.accounts = [Account(capacity) for capacity in capacities]
         self.lanes = [LaneState(lane, max_waiting) for lane in lanes]
         self.max_waiting_per_flow = max_waiting_per_flow
-        self.max_running = max_running
+        self.max_running: float = math.inf if max_running is None else max_running
         self.max_bypass = max_bypass
         self.max_bypass_wait = max_bypass_wait
         self.placement = placement
@@ -88,12 +89,13 @@ class Ledger:
     def request(self, ticket: Ticket, now: float) -> Sequence[Ticket]:
         """Grant ``ticket``, let it wait, or refuse it where no more may wait: see its state."""
         ticket.arrived = now
-        self._asked.append(ticket.bytes)
+        size = ticket.bytes
+        self._asked.append(size)
         self._asked_since += 1
         lane = self.lanes[ticket.lane]
-        if not self.waiting and self._may_run():
-            device = self._place(ticket.bytes)
-            if device is not None and lane.in_use + ticket.bytes <= lane.limit:
+        if not self.waiting and self.running < self.max_running and lane.in_use + size <= lane.limit:
+            device = self._place(size)
+            if device is not None:
                 self._grant(ticket, device, now)
                 return (ticket,)
         if self._line_is_full(lane, ticket):
@@ -157,7 +159,7 @@ class Ledger:
         return refused
 
     def run_at_most(self, max_running: int | None, now: float) -> Sequence[Ticket]:
-        self.max_running = max_running
+        self.max_running = math.inf if max_running is None else max_running
         return self._dispatch(now)
 
     # what is asked about it
@@ -230,11 +232,11 @@ class Ledger:
         ticket.state = State.GRANTED
         ticket.device = device
         ticket.granted_at = now
-        self.accounts[device].in_use += ticket.bytes
         self.lanes[ticket.lane].start(ticket)
+        self.accounts[device].in_use += ticket.bytes
+        self.in_use += ticket.bytes
         self.running += 1
         self.grants += 1
-        self.in_use += ticket.bytes
         if self.in_use > self.peak:
             self.peak = self.in_use
 
@@ -243,7 +245,7 @@ class Ledger:
         self.lanes[ticket.lane].end(ticket, now - ticket.granted_at)
         self.running -= 1
         self.in_use -= ticket.bytes
-        self.drain.released(ticket.bytes, now, busy=self.waiting > 0)
+        self.drain.released(ticket.bytes, now, self.waiting)
 
     def _change(self, ticket: Ticket, more: int) -> None:
         ticket.bytes += more
@@ -263,7 +265,7 @@ class Ledger:
 
     def _dispatch(self, now: float) -> Sequence[Ticket]:
         granted: list[Ticket] = []
-        while self.waiting and self._may_run():
+        while self.waiting and self.running < self.max_running:
             ticket = self._next(now)
             device = None if ticket is None else self._place(ticket.bytes)
             if ticket is None or device is None:
@@ -273,9 +275,6 @@ class Ledger:
             self._grant(ticket, device, now)
             granted.append(ticket)
         return granted
-
-    def _may_run(self) -> bool:
-        return self.max_running is None or self.running < self.max_running
 
     def _place(self, size: int) -> int | None:
         if len(self.accounts) == 1:

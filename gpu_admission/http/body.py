@@ -25,21 +25,18 @@ class Body:
     A disconnect that was seen is returned again on every later call, without suspending.
     """
 
-    __slots__ = (
-        "_buffer", "_held", "_limit", "_messages", "_receive", "complete", "disconnected", "failure", "size"
-    )  # fmt: skip
+    size = 0
+    complete = False
+    disconnected: Message | None = None
+    failure: Exception | None = None
+    """What the server's ``receive`` raised while the client was watched."""
+    _held = 0
 
     def __init__(self, receive: Receive, buffer: BufferedBytes, limit: int) -> None:
         self._receive = receive
         self._buffer = buffer
         self._limit = limit
         self._messages: deque[Message] = deque()
-        self._held = 0
-        self.size = 0
-        self.complete = False
-        self.disconnected: Message | None = None
-        self.failure: Exception | None = None
-        """What the server's ``receive`` raised while the client was watched."""
 
     async def __call__(self) -> Message:
         if self._messages:

@@ -6,6 +6,7 @@ renders (``Rejected``) or obeys (``ClientLeft``); it never answers by itself.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import anyio.to_thread
 
 from gpu_admission.admission import Admission
+from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.http.headers import deadline, declared_length, encodings, obeyed
@@ -42,42 +44,36 @@ class Intake:
 
     async def lease(self) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``."""
+        admission = self.admission
+        shadow = admission.mode == "shadow"
         try:
-            return await (self._watch() if self.admission.mode == "shadow" else self._enter())
+            if not shadow:
+                admission.check_open()
+            estimated = await self._estimate()
+            self._choose_lane()
+            return await self._acquire(estimated)
         except Rejected as rejected:
-            self.admission.refused(rejected, lane=self.lane, route=self.rule.route)
+            if shadow:
+                return await self._acquire(_unread(admission.settings.fallback))
+            admission.refused(rejected, lane=self.lane, route=self.rule.route)
             raise
         except ClientLeft:
-            self.admission.left(lane=self.lane, route=self.rule.route)
+            if shadow:
+                return await self._acquire(_unread(admission.settings.fallback))
+            admission.left(lane=self.lane, route=self.rule.route)
             if self.body.failure is not None:
                 raise self.body.failure from None
             raise
         finally:
             self.body.hand_over()
 
-    async def _enter(self) -> Lease:
-        self.admission.check_open()
-        estimated = await self._estimate()
-        self._choose_lane()
-        self.info.forget()
-        return await self._acquire(estimated)
-
-    async def _watch(self) -> Lease:
-        """The same without a refusal or a wait; what it would have come to is recorded."""
-        try:
-            estimated = await self._estimate()
-        except (Rejected, ClientLeft):
-            estimated = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
-        self._choose_lane()
-        self.info.forget()
-        return await self._acquire(estimated)
-
     async def _acquire(self, estimated: Estimate) -> Lease:
+        self.info.forget()
         return await self.admission.acquire(
             estimated,
             lane=self.lane,
             flow=self.flow,
-            deadline=deadline(self.headers) if self.headers else None,
+            deadline=self._deadline,
             route=self.rule.route,
             gone=self.body.watch,
         )
@@ -86,35 +82,41 @@ class Intake:
         fallback = self.admission.settings.fallback
         try:
             if self.rule.needs_body:
-                await self._read()
+                self._check_declared()
+                await self.body.read()
+                self.info.read_from(self._content())
+                if self.body.size > _PACKED_OFFLOAD_BYTES and encodings(self.headers):
+                    await anyio.to_thread.run_sync(lambda: self.info.body)
             return await estimate(self.rule, self.info, fallback or self.admission.largest)
         except UnreadableBody as error:
             if fallback is None:
                 raise
             return Estimate(fallback, notes=(f"{error.detail}: fallback charged",))
 
-    async def _read(self) -> None:
+    def _deadline(self) -> float | None:
+        return deadline(self.headers)
+
+    def _check_declared(self) -> None:
+        declared = declared_length(self.headers) if self.headers else None
         limit = self.admission.settings.max_body_bytes
-        declared = declared_length(self.headers)
         if declared is not None and declared > limit:
             raise TooLarge(
                 "body_too_large",
                 f"Content-Length of {format_bytes(declared)} is above max_body_bytes={format_bytes(limit)}",
             )
-        await self.body.read()
-        self.info.read_from(self._content)
-        if self.body.size > _PACKED_OFFLOAD_BYTES and encodings(self.headers):
-            await anyio.to_thread.run_sync(lambda: self.info.body)
 
-    def _content(self) -> bytes:
-        packed = encodings(self.headers)
-        content = self.body.content()
+    def _content(self) -> Callable[[], bytes]:
+        """What reads the body's content. It does not hold this object: that would be a cycle."""
+        packed = encodings(self.headers) if self.headers else None
         if not packed:
-            return content
-        return unpack(content, packed, self.admission.settings.max_body_bytes, self.admission.buffer)
+            return self.body.content
+        settings = self.admission.settings
+        return functools.partial(_unpacked, self.body, packed, settings.max_body_bytes, self.admission.buffer)
 
     def _choose_lane(self) -> None:
         settings = self.admission.settings
+        if settings.lane is settings.flow is None:
+            return
         if settings.lane is not None:
             name = self._pick("lane", settings.lane)
             self.lane = self.admission.lane_index(name if name in self.admission.lane_names else None)
@@ -131,3 +133,11 @@ class Intake:
         except Exception:
             logger.exception("%s failed on %s: the default is taken", setting, self.rule.route)
             return None
+
+
+def _unread(fallback: int | None) -> Estimate:
+    return Estimate(fallback or 1, notes=("the body was not read",))
+
+
+def _unpacked(body: Body, packed: list[str], limit: int, buffer: BufferedBytes) -> bytes:
+    return unpack(body.content(), packed, limit, buffer)

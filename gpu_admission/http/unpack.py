@@ -39,7 +39,7 @@ def _bounded(encoding: str, body: bytes, limit: int, buffer: BufferedBytes) -> b
     kept, size = [], 0
     try:
         for piece in _readable(encoding, pieces):
-            buffer.take(len(piece))
+            buffer.take_unpacked(len(piece))
             size += len(piece)
             kept.append(piece)
             if size > limit:
@@ -48,7 +48,7 @@ def _bounded(encoding: str, body: bytes, limit: int, buffer: BufferedBytes) -> b
                 )
         return b"".join(kept)
     finally:
-        buffer.give(size)
+        buffer.take_unpacked(-size)
 
 
 def _readable(encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
