@@ -1,25 +1,42 @@
 """What a request asks: bodies of well-known APIs, read into a ``Workload``.
 
 One dialect a file. Each has ``read(info)``, which raises ``UnreadableBody`` and nothing
-else, and never executes, fetches or opens anything. A dialect is chosen by the end of the
-request's path, by name, or given as an object. What a workload takes is ``estimators``'.
+else; ``clamp(body, new_tokens)``, which lowers the limit on new tokens in a body; and
+``sse_error(message, code)``, the last event of a stream that fails. None executes, fetches
+or opens anything. A dialect is chosen by the end of a request's path, by name, or given as
+an object. What a workload takes is ``estimators``'.
 """
 
 from __future__ import annotations
 
-from functools import cache
-
-from gpu_admission.types import Dialect
+from gpu_admission.workloads.choice import dialect, dialect_for, names
+from gpu_admission.workloads.fields import Fields
+from gpu_admission.workloads.guess import Guess
+from gpu_admission.workloads.kserve import KServe
+from gpu_admission.workloads.ollama import Ollama
 from gpu_admission.workloads.openai import OpenAI
+from gpu_admission.workloads.openaimedia import OpenAIMedia
+from gpu_admission.workloads.rerank import Rerank
+from gpu_admission.workloads.stablediffusion import StableDiffusion
+from gpu_admission.workloads.tei import TEI
+from gpu_admission.workloads.tgi import TGI
+from gpu_admission.workloads.vllm import VLLM
+from gpu_admission.workloads.whisper import Whisper
 
-__all__ = ["OpenAI", "dialect_for"]
-
-
-@cache
-def _openai() -> Dialect:
-    return OpenAI()
-
-
-def dialect_for(path: str) -> Dialect:
-    """The dialect of a request to ``path``."""
-    return _openai()
+__all__ = [
+    "TEI",
+    "TGI",
+    "VLLM",
+    "Fields",
+    "Guess",
+    "KServe",
+    "Ollama",
+    "OpenAI",
+    "OpenAIMedia",
+    "Rerank",
+    "StableDiffusion",
+    "Whisper",
+    "dialect",
+    "dialect_for",
+    "names",
+]

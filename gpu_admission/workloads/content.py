@@ -9,8 +9,9 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
+from gpu_admission.types import Part
 from gpu_admission.workloads.audio import AUDIO_HEAD, seconds_of_text
-from gpu_admission.workloads.images import UNKNOWN, Size, size_of_text
+from gpu_admission.workloads.images import UNKNOWN, Size, size_of_bytes, size_of_text
 from gpu_admission.workloads.imagetokens import Rule
 from gpu_admission.workloads.jsonbody import JSONObject
 from gpu_admission.workloads.tokens import Counter
@@ -28,7 +29,7 @@ _VIDEO_TOKENS = 57_600
 """The published cap of Qwen2-VL's video reader: 90 % of a context of 128,000, in pairs of frames."""
 
 _NOT_CHARGED = frozenset({"role", "type", "detail"})
-_IMAGES = frozenset({"image_url", "image", "input_image", "image_base64", "image_embeds"})
+_IMAGES = frozenset({"image_url", "images", "image", "input_image", "image_base64", "image_embeds"})
 _SOUND = frozenset({"input_audio", "audio_url", "audio"})
 _VIDEO = frozenset({"video_url", "video", "input_video"})
 _NESTED = frozenset({"content", "output"})
@@ -82,9 +83,16 @@ class Tally:
             self.tokens += self._counter.json(self._body, value)
 
     def image(self, value: Any) -> None:
-        """A data URL, base64 or address of an image, bare or in an object."""
-        text = _address(value)
-        size = UNKNOWN if text is None else size_of_text(partial(self._body.head, text))
+        """A data URL, base64 or address, bare or in an object; an uploaded file; or a list of them."""
+        for image in value if type(value) is list else (value,):
+            if type(image) is Part:
+                self._sized(size_of_bytes(image.head))
+            elif (text := _address(image)) is None:
+                self._sized(UNKNOWN)
+            else:
+                self._sized(size_of_text(partial(self._body.head, text)))
+
+    def _sized(self, size: Size) -> None:
         self.images.append(size)
         self.tokens += self._image_tokens(*size) + _IMAGE_MARKS
 

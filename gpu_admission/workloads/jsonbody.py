@@ -9,7 +9,7 @@ a field means must not be put here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -88,18 +88,22 @@ class LongList:
         return self._length
 
 
-def read_object(info: RequestInfo) -> JSONObject:
-    """The body of ``info``, which must be a JSON object. Raises ``UnreadableBody``."""
+def read_object(info: RequestInfo, *, parse: Callable[[bytes], Any] | None = None) -> JSONObject:
+    """The body of ``info``, which must be a JSON object. Raises ``UnreadableBody``.
+
+    ``parse`` reads JSON in the way of a server that differs from Python's.
+    """
     body = info.body
-    long: Mapping[str, LongString] = _NONE_LONG
     if len(body) < LARGE:
-        fields = parse_json(body)
-    else:
-        body, long = cut_long_strings(body)
-        fields = _parse_sliced(body)
+        return _object((parse or parse_json)(body), len(body), _NONE_LONG)
+    short, long = cut_long_strings(body)
+    return _object((parse or _parse_sliced)(short), len(body), long)
+
+
+def _object(fields: Any, total: int, long: Mapping[str, LongString]) -> JSONObject:
     if type(fields) is not dict:
         raise UnreadableBody("the body must be a JSON object")
-    return JSONObject(fields, len(info.body), long)
+    return JSONObject(fields, total, long)
 
 
 def parse_json(body: bytes) -> Any:
@@ -111,8 +115,13 @@ def parse_json(body: bytes) -> Any:
         return _decode(body)
     except (ValueError, RecursionError):
         pass
+    return parse_with(json.loads, body)
+
+
+def parse_with(loads: Callable[[bytes], Any], body: bytes) -> Any:
+    """``body`` read by ``loads``, a form of ``json.loads``. Raises ``UnreadableBody``."""
     try:
-        return json.loads(body)
+        return loads(body)
     except (ValueError, RecursionError) as error:
         raise UnreadableBody(f"the body is not JSON: {type(error).__name__}") from None
 

@@ -31,6 +31,10 @@ class LongString:
         """Bytes between the quotes, escapes as they are written."""
         return self._end - self._start
 
+    def raw(self) -> bytes:
+        """The bytes between the quotes."""
+        return self._body[self._start : self._end]
+
     @property
     def size(self) -> int:
         r"""Bytes of the decoded string in UTF-8, or a little more: ``\uXXXX`` counts as 3."""

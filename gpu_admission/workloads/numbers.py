@@ -42,6 +42,15 @@ def whole(value: Any, name: str) -> int:
     return min(max(number, 0), CEILING)
 
 
+def fraction(fields: Mapping[str, Any], name: str, default: float) -> float:
+    """The number at ``name``, fractions kept, up to ``CEILING``; ``default`` where none is said."""
+    value = fields.get(name)
+    if isinstance(value, str):
+        value = _number(value, name)
+    whole(value, name)
+    return float(min(value, CEILING)) if value is not None and value > 0 else default
+
+
 def capped(value: int) -> int:
     """``value``, or ``CEILING`` where a product has passed it."""
     return value if value <= CEILING else CEILING

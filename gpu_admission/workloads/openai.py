@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import TEMPLATE_TOKENS, Tally
+from gpu_admission.workloads.events import sent_event
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
 from gpu_admission.workloads.jsonbody import JSONObject, read_object
-from gpu_admission.workloads.numbers import CEILING, capped, positive, positive_option, whole
+from gpu_admission.workloads.limits import lower_limit, read_limit
+from gpu_admission.workloads.numbers import capped, positive, positive_option, whole
 from gpu_admission.workloads.tokens import TokensOption, counter, rows
 
 if TYPE_CHECKING:
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 UNKNOWN_CONTEXT = 131_072
 """Tokens charged for history that the server keeps, where no ``context`` was given."""
 
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+_RESPONSE_LIMITS = ("max_output_tokens", *_LIMITS)
 _NOTHING: tuple[str, ...] = ()
+_NO_OUTPUT = ("/embeddings", "/pooling", "/classify", "/tokenize")
 _TOOL_TOKENS = 200
 _AS_TEXT = frozenset({"instructions", "suffix", "chat_template", "prediction"})
 _AS_JSON = frozenset({"tools", "functions", "documents"})
@@ -64,7 +68,7 @@ class OpenAI:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         body = read_object(info)
         fields = body.fields
-        embeds = info.path.endswith("/embeddings")
+        embeds = info.path.endswith(_NO_OUTPUT)
         tally = Tally(body, self._counter, self._image_tokens)
         kept_elsewhere = _NOTHING if fields.keys().isdisjoint(_BESIDE) else _add_extras(fields, tally)
         prompts = self._prompts(body, tally, embeds)
@@ -89,6 +93,16 @@ class OpenAI:
             defaulted=kept_elsewhere + absent,
         )
 
+    def clamp(self, body: bytes, new_tokens: int) -> bytes:
+        """``body`` with its limits at most ``new_tokens``. Raises ``UnreadableBody``."""
+        responses = b'"input"' in body and b'"messages"' not in body
+        return lower_limit(body, _RESPONSE_LIMITS if responses else _LIMITS, new_tokens)
+
+    def sse_error(self, message: str, code: str) -> bytes:
+        """The error event that ends a stream, as OpenAI's clients read it."""
+        error = {"message": message, "type": "server_error", "param": None, "code": code}
+        return sent_event({"error": error}) + b"data: [DONE]\n\n"
+
     def _prompts(self, body: JSONObject, tally: Tally, embeds: bool) -> list[int]:
         """Tokens of each prompt (at least one). What is not a list of prompts adds to each."""
         fields = body.fields
@@ -112,21 +126,15 @@ class OpenAI:
 
     def _new_tokens(self, fields: Mapping[str, Any], prompt: int) -> tuple[int, tuple[str, ...]]:
         """The most new tokens of a sequence, and the name of the limit where a default was taken."""
-        said = 0
-        unlimited = True
-        for name in _LIMITS:
-            if name in fields and (value := fields[name]) is not None:
-                limit = value if type(value) is int and 0 < value <= CEILING else whole(value, name)
-                said = max(said, limit or self._default(prompt))
-                unlimited = unlimited and not limit
-        if "min_tokens" in fields:
-            said = max(said, whole(fields["min_tokens"], "min_tokens"))
-        if not unlimited:
-            return said, _NOTHING
         if "messages" not in fields and "prompt" in fields and fields.keys().isdisjoint(_LIMITS):
-            return max(said, self._completion_new_tokens), ("max_tokens",)
-        name = "max_output_tokens" if "input" in fields else "max_tokens"
-        return max(said, self._default(prompt)), (name,)
+            new, absent = self._completion_new_tokens, True
+        else:
+            new, absent = read_limit(fields, _LIMITS, self._default(prompt))
+        if "min_tokens" in fields:
+            new = max(new, whole(fields["min_tokens"], "min_tokens"))
+        if not absent:
+            return new, _NOTHING
+        return new, ("max_output_tokens" if "input" in fields else "max_tokens",)
 
     def _default(self, prompt: int) -> int:
         return self._default_new_tokens if self._context is None else max(1, self._context - prompt)

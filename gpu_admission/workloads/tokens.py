@@ -154,7 +154,7 @@ def _row(body: JSONObject, counter: Counter, item: Any) -> list[int]:
     if type(item) is str:
         return [counter.text(body, item) + _ROW_TOKENS]
     if type(item) is LongList or (type(item) is list and all(type(token) is int for token in item)):
-        return [len(item)]
+        return [max(len(item), 1)]
     return [counter.json(body, item) + _ROW_TOKENS]
 
 

@@ -1,0 +1,114 @@
+"""Which dialect reads a request. Owns their names, and the ends of paths that tell them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any, Final
+
+from gpu_admission.types import Dialect
+from gpu_admission.workloads.fields import Fields
+from gpu_admission.workloads.guess import Guess
+from gpu_admission.workloads.kserve import KServe
+from gpu_admission.workloads.ollama import Ollama
+from gpu_admission.workloads.openai import OpenAI
+from gpu_admission.workloads.openaimedia import OpenAIMedia
+from gpu_admission.workloads.rerank import Rerank
+from gpu_admission.workloads.stablediffusion import StableDiffusion
+from gpu_admission.workloads.tei import TEI
+from gpu_admission.workloads.tgi import TGI
+from gpu_admission.workloads.vllm import VLLM
+from gpu_admission.workloads.whisper import Whisper
+
+DIALECTS: Final[dict[str, Callable[..., Dialect]]] = {
+    "fields": Fields,
+    "guess": Guess,
+    "kserve": KServe,
+    "ollama": Ollama,
+    "openai": OpenAI,
+    "openai-media": OpenAIMedia,
+    "rerank": Rerank,
+    "stable-diffusion": StableDiffusion,
+    "tei": TEI,
+    "tgi": TGI,
+    "triton": KServe,
+    "vllm": VLLM,
+    "whisper": Whisper,
+}
+"""Each dialect by its name."""
+
+_TWO_SEGMENTS: Final = {
+    "api/generate": "ollama",
+    "api/chat": "ollama",
+    "api/embed": "ollama",
+    "api/embeddings": "ollama",
+    "images/generations": "openai-media",
+    "images/edits": "openai-media",
+    "images/variations": "openai-media",
+    "audio/speech": "openai-media",
+    "v1/txt2img": "stable-diffusion",
+    "v1/img2img": "stable-diffusion",
+}
+_ONE_SEGMENT: Final = {
+    "completions": "openai",
+    "embeddings": "openai",
+    "responses": "openai",
+    "transcriptions": "whisper",
+    "translations": "whisper",
+    "rerank": "rerank",
+    "pooling": "vllm",
+    "classify": "vllm",
+    "score": "vllm",
+    "tokenize": "vllm",
+    "generate_stream": "tgi",
+    "infer": "kserve",
+    "embed": "tei",
+    "embed_all": "tei",
+    "embed_sparse": "tei",
+    "similarity": "tei",
+}
+
+
+def names() -> list[str]:
+    """The names that ``dialect`` knows."""
+    return sorted(DIALECTS)
+
+
+def dialect(choice: str | Dialect, **options: Any) -> Dialect:
+    """The dialect named ``choice`` with ``options``; an object with ``read`` is returned as it is.
+
+    Raises ``ValueError`` for another name and ``TypeError`` for an object that is no dialect.
+    """
+    if isinstance(choice, str):
+        if choice not in DIALECTS:
+            raise ValueError(f"dialect must be one of {names()} or an object, got {choice!r}")
+        return DIALECTS[choice](**options)
+    if not callable(getattr(choice, "read", None)):
+        raise TypeError(f"a dialect needs a method read(info), {type(choice).__name__} has none")
+    if options:
+        raise TypeError("options go with a dialect's name, not with an object")
+    return choice
+
+
+@lru_cache(maxsize=256)
+def dialect_for(path: str) -> Dialect:
+    """The dialect of a request to ``path``, by its last segments; ``Guess`` for any other."""
+    return _by_default(name_for(path))
+
+
+def name_for(path: str) -> str:
+    """The name of the dialect of a request to ``path``."""
+    before, _, last = path.rstrip("/").rpartition("/")
+    if last.startswith("generate") and "/v2/models/" in path:
+        return "kserve"
+    two = f"{before.rpartition('/')[2]}/{last}"
+    if two in _TWO_SEGMENTS:
+        return _TWO_SEGMENTS[two]
+    if last in _ONE_SEGMENT:
+        return _ONE_SEGMENT[last]
+    return "kserve" if last.endswith(":predict") else "guess"
+
+
+@cache
+def _by_default(name: str) -> Dialect:
+    return dialect(name)

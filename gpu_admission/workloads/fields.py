@@ -1,0 +1,195 @@
+"""A body of the user's own, described by where its fields are. Owns the paths.
+
+A path is names joined by dots: ``params.max_len``. A number picks an item of a list, and
+``*`` every item: ``messages.*.text``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gpu_admission.types import Part, Workload
+from gpu_admission.workloads.audio import AUDIO_HEAD, seconds, seconds_of_text
+from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.events import problem_event
+from gpu_admission.workloads.forms import read_form
+from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.jsonbody import JSONObject, LongList
+from gpu_admission.workloads.limits import lower_limit
+from gpu_admission.workloads.multipart import part_text
+from gpu_admission.workloads.numbers import capped, fraction, positive_option, whole
+from gpu_admission.workloads.tokens import Counter, TokensOption, counter, rows
+
+if TYPE_CHECKING:
+    from gpu_admission.types import RequestInfo
+
+Path: TypeAlias = "str | None"
+_TASKS = ("generate", "embed", "rerank", "image", "transcribe", "speech", "infer")
+_DEFAULTED = ("new_tokens", "width", "height")
+
+
+class Fields:
+    """Reads a JSON object, a form, or an upload, by the paths of its fields.
+
+    ``images`` and ``audio`` lead to base64, data URLs, addresses or uploaded files, ``audio``
+    also to a number of seconds. ``features`` names paths of further numbers: a list counts
+    its items, true is 1, what is absent is 0. ``default_new_tokens`` and ``default_side``
+    (pixels) are taken where the path is given and a body has no value there.
+    """
+
+    __slots__ = ("_counter", "_defaults", "_features", "_image_tokens", "_paths", "_task")
+
+    def __init__(
+        self,
+        *,
+        task: str = "generate",
+        prompt: Path = None,
+        new_tokens: Path = None,
+        sequences: Path = None,
+        beams: Path = None,
+        images: Path = None,
+        width: Path = None,
+        height: Path = None,
+        audio: Path = None,
+        tensor_bytes: Path = None,
+        context: Path = None,
+        model: Path = None,
+        stream: Path = None,
+        features: Mapping[str, str] | None = None,
+        default_new_tokens: int = 1024,
+        default_side: int = 1024,
+        tokens: TokensOption = "safe",
+        image_tokens: ImageTokensOption = "any",
+    ) -> None:
+        if task not in _TASKS:
+            raise ValueError(f"task must be one of {_TASKS}, got {task!r}")
+        given = {
+            "prompt": prompt, "new_tokens": new_tokens, "sequences": sequences, "beams": beams,
+            "images": images, "width": width, "height": height, "audio": audio, "model": model,
+            "tensor_bytes": tensor_bytes, "context": context, "stream": stream,
+        }  # fmt: skip
+        self._task = task
+        self._paths = {name: _steps(name, path) for name, path in given.items() if path is not None}
+        self._features = {name: _steps(name, path) for name, path in (features or {}).items()}
+        if not self._paths and not self._features:
+            raise ValueError("Fields needs the path of at least one field")
+        side = positive_option(default_side, "default_side")
+        new = positive_option(default_new_tokens, "default_new_tokens")
+        self._defaults = {"new_tokens": new, "width": side, "height": side}
+        self._counter = counter(tokens)
+        self._image_tokens = rule_of(image_tokens)
+
+    def read(self, info: RequestInfo) -> Workload:
+        """The workload of ``info``. Raises ``UnreadableBody``."""
+        body = read_form(info)
+        tally = Tally(body, self._counter, self._image_tokens)
+        for value in self._values(body, "images"):
+            tally.image(value)
+        audio_seconds = sum(_seconds(body, value) for value in self._flat(body, "audio"))
+        prompts = [row for value in self._values(body, "prompt") for row in _rows(body, self._counter, value)]
+        longest, total = max(prompts, default=1), sum(prompts)
+        model = next(self._values(body, "model"), None)
+        return Workload(
+            task=self._task,
+            prompt_tokens=longest + tally.tokens,
+            total_prompt_tokens=total + tally.tokens if len(prompts) > 1 else 0,
+            new_tokens=self._number(body, "new_tokens"),
+            sequences=capped(max(1, len(prompts)) * max(1, self._number(body, "sequences"))),
+            beams=max(1, self._number(body, "beams")),
+            images=tuple(tally.images),
+            width=self._number(body, "width"),
+            height=self._number(body, "height"),
+            audio_seconds=audio_seconds,
+            tensor_bytes=self._number(body, "tensor_bytes"),
+            context=self._number(body, "context"),
+            model=model if type(model) is str else None,
+            stream=next(self._values(body, "stream"), None) in (True, "true", "True", "1"),
+            defaulted=tuple(
+                name for name in _DEFAULTED if name in self._paths and not self._said(body, name)
+            ),
+            features={name: _feature(body, steps, name) for name, steps in self._features.items()},
+        )
+
+    def clamp(self, body: bytes, new_tokens: int) -> bytes:
+        """``body`` with its limit at most ``new_tokens``; as it is where that is in a list, or nowhere."""
+        steps = self._paths.get("new_tokens", ())
+        if not steps or any(step == "*" or step.isdecimal() for step in steps):
+            return body
+        return lower_limit(body, steps[-1:], new_tokens, inside=steps[:-1])
+
+    def sse_error(self, message: str, code: str) -> bytes:
+        """An error event."""
+        return problem_event(message, code)
+
+    def _values(self, body: JSONObject, name: str) -> Iterator[Any]:
+        steps = self._paths.get(name)
+        return iter(()) if steps is None else _found(body.fields, steps)
+
+    def _flat(self, body: JSONObject, name: str) -> Iterator[Any]:
+        """The values, of lists their items."""
+        for value in self._values(body, name):
+            yield from value if type(value) is list else (value,)
+
+    def _number(self, body: JSONObject, name: str) -> int:
+        """The largest number that is said, or the default of a field whose path is known."""
+        return self._said(body, name) or (self._defaults.get(name, 0) if name in self._paths else 0)
+
+    def _said(self, body: JSONObject, name: str) -> int:
+        return max((whole(_text(value), name) for value in self._flat(body, name)), default=0)
+
+
+def _steps(name: str, path: str) -> tuple[str, ...]:
+    if not isinstance(path, str):
+        raise TypeError(f"{name} must be a path such as 'input.text', not {type(path).__name__}")
+    steps = tuple(path.split("."))
+    if not all(steps):
+        raise ValueError(f"{name}={path!r} is not a path such as 'input.text'")
+    return steps
+
+
+def _found(value: Any, steps: tuple[str, ...]) -> Iterator[Any]:
+    """Every value that ``steps`` lead to and that is not ``None``."""
+    if not steps:
+        if value is not None:
+            yield value
+    elif type(value) is dict:
+        members = value.values() if steps[0] == "*" else (value.get(steps[0]),)
+        for member in members:
+            yield from _found(member, steps[1:])
+    elif type(value) is list:
+        items = value if steps[0] == "*" else value[int(steps[0]) :][:1] if steps[0].isdecimal() else ()
+        for item in items:
+            yield from _found(item, steps[1:])
+
+
+def _rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:
+    if type(value) is list:
+        value = [_text(item) for item in value]
+    return rows(body, counter, _text(value))
+
+
+def _text(value: Any) -> Any:
+    """A field's value; of a file its content, for servers that take fields as files."""
+    return part_text(value) if type(value) is Part else value
+
+
+def _seconds(body: JSONObject, value: Any) -> float:
+    if type(value) is Part:
+        return seconds(value.head, value.size)
+    if type(value) is str:
+        return seconds_of_text(body.head(value, AUDIO_HEAD), body.size(value))
+    return fraction({"audio": value}, "audio", 0.0)
+
+
+def _feature(body: JSONObject, steps: tuple[str, ...], name: str) -> float:
+    """The sum of the numbers that ``steps`` lead to."""
+    total = 0.0
+    for value in _found(body.fields, steps):
+        if isinstance(value, (list, LongList)):
+            total += len(value)
+        elif isinstance(value, bool):
+            total += value
+        else:
+            total += fraction({name: value}, name, 0.0)
+    return total

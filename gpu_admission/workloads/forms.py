@@ -1,0 +1,53 @@
+"""A body as an object of fields, whichever way it was sent. Owns the choice by content type.
+
+Uploaded files are lists of ``Part`` under their field's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from gpu_admission.types import Part
+from gpu_admission.workloads.jsonbody import JSONObject, read_object
+from gpu_admission.workloads.multipart import part_text
+
+if TYPE_CHECKING:
+    from gpu_admission.types import RequestInfo
+
+
+def media_type(info: RequestInfo) -> str:
+    """The content type of ``info`` in small letters, without parameters; empty where there is none."""
+    return info.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def read_form(info: RequestInfo) -> JSONObject:
+    """The fields of a JSON object, a form or an upload. Raises ``UnreadableBody``."""
+    kind = media_type(info)
+    if kind == "multipart/form-data":
+        return JSONObject(_fields(info.parts), len(info.body))
+    if kind == "application/x-www-form-urlencoded":
+        pairs = parse_qsl(info.body.decode("utf-8", "replace"), keep_blank_values=True)
+        return JSONObject(dict(pairs), len(info.body))
+    return read_object(info)
+
+
+def files(body: JSONObject) -> list[Part]:
+    """All files that were uploaded."""
+    return [
+        part for value in body.fields.values() if type(value) is list for part in value if type(part) is Part
+    ]
+
+
+def _fields(parts: Sequence[Part]) -> dict[str, Any]:
+    """The last text under each name, or all its files."""
+    fields: dict[str, Any] = {}
+    for part in parts:
+        if part.filename is None:
+            fields[part.name] = part_text(part)
+        elif type(earlier := fields.get(part.name)) is list:
+            earlier.append(part)
+        else:
+            fields[part.name] = [part]
+    return fields

@@ -1,0 +1,152 @@
+"""A body of no known API. Owns the guess, which is high on purpose.
+
+JSON with the fields of a known API is read as that API's; any other object is charged as
+if all of it were prompt, and uploads by their files. What remains can't be read.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from gpu_admission.types import Part, Workload
+from gpu_admission.workloads.audio import seconds
+from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.events import problem_event
+from gpu_admission.workloads.forms import files, media_type, read_form
+from gpu_admission.workloads.images import UNKNOWN, size_of_bytes
+from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.jsonbody import JSONObject
+from gpu_admission.workloads.kserve import KServe
+from gpu_admission.workloads.limits import lower_limit, read_limit
+from gpu_admission.workloads.multipart import HEAD
+from gpu_admission.workloads.numbers import capped, positive, positive_option
+from gpu_admission.workloads.openai import OpenAI
+from gpu_admission.workloads.rerank import Rerank
+from gpu_admission.workloads.tgi import TGI
+from gpu_admission.workloads.tokens import TokensOption, counter
+
+if TYPE_CHECKING:
+    from gpu_admission.types import RequestInfo
+
+_LIMITS = (
+    "max_tokens", "max_new_tokens", "max_completion_tokens", "max_output_tokens", "max_length",
+    "max_gen_len", "n_predict", "num_predict", "max_decode_steps",
+)  # fmt: skip
+_COPIES = ("n", "best_of", "num_return_sequences", "num_beams", "beam_width", "batch_size")
+_SETTINGS = ("parameters", "options", "sampling_params", "generation_config", "generate_kwargs", "params")
+_PROMPTS = frozenset({"messages", "prompt", "input"})
+_QUERIES = frozenset({"query", "queries"})
+_DOCUMENTS = frozenset({"documents", "texts"})
+
+
+class Guess:
+    """Reads a request whose API is not known. The options are those of ``OpenAI``."""
+
+    __slots__ = ("_counter", "_default_new_tokens", "_image_tokens", "_kserve", "_openai", "_rerank", "_tgi")
+
+    def __init__(
+        self,
+        *,
+        default_new_tokens: int = 1024,
+        context: int | None = None,
+        tokens: TokensOption = "safe",
+        image_tokens: ImageTokensOption = "any",
+    ) -> None:
+        self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
+        self._openai = OpenAI(
+            default_new_tokens=default_new_tokens,
+            completion_new_tokens=default_new_tokens,
+            context=context,
+            tokens=tokens,
+            image_tokens=image_tokens,
+        )
+        self._kserve = KServe(default_new_tokens=default_new_tokens, tokens=tokens, image_tokens=image_tokens)
+        self._rerank = Rerank(tokens=tokens, image_tokens=image_tokens)
+        self._tgi = TGI(default_new_tokens=default_new_tokens, context=context, tokens=tokens)
+        self._counter = counter(tokens)
+        self._image_tokens = rule_of(image_tokens)
+
+    def read(self, info: RequestInfo) -> Workload:
+        """The workload of ``info``. Raises ``UnreadableBody``."""
+        kind = media_type(info)
+        if kind.startswith(("image/", "audio/", "video/")) or kind == "application/octet-stream":
+            file = Part("", "", kind, len(info.body), info.body[:HEAD])
+            return self._of_files(JSONObject({"": [file]}, file.size))
+        body = read_form(info)
+        if files(body):
+            return self._of_files(body)
+        fields = body.fields
+        if not fields.keys().isdisjoint(_QUERIES) and not fields.keys().isdisjoint(_DOCUMENTS):
+            return self._rerank.read(info)
+        if "text_input" in fields or _are_tensors(fields.get("inputs")):
+            return self._kserve.read(info)
+        if type(fields.get("inputs")) is str:
+            return self._with_settings(self._tgi.read(info), _nested(fields))
+        if kind != "application/x-www-form-urlencoded" and not fields.keys().isdisjoint(_PROMPTS):
+            return self._with_settings(self._openai.read(info), _nested(fields))
+        return self._with_settings(self._of_everything(body), [fields, *_nested(fields)])
+
+    def clamp(self, body: bytes, new_tokens: int) -> bytes:
+        """``body`` with the limits of its object at most ``new_tokens``. Raises ``UnreadableBody``."""
+        for name in _SETTINGS:
+            if f'"{name}"'.encode() in body:
+                body = lower_limit(body, _LIMITS, new_tokens, inside=(name,))
+        return lower_limit(body, _LIMITS, new_tokens)
+
+    def sse_error(self, message: str, code: str) -> bytes:
+        """An error event."""
+        return problem_event(message, code)
+
+    def _of_files(self, body: JSONObject) -> Workload:
+        """Files by their first bytes: pictures, sound, or tensors of unknown meaning."""
+        tally = Tally(body, self._counter, self._image_tokens)
+        audio_seconds = 0.0
+        for part in files(body):
+            if part.content_type.startswith("image/") or size_of_bytes(part.head) != UNKNOWN:
+                tally.image(part)
+            else:
+                audio_seconds += seconds(part.head, part.size)
+        tally.content({name: value for name, value in body.fields.items() if type(value) is str})
+        return Workload(
+            task="infer",
+            prompt_tokens=max(1, tally.tokens),
+            images=tuple(tally.images),
+            audio_seconds=audio_seconds,
+            tensor_bytes=sum(part.size for part in files(body)),
+        )
+
+    def _of_everything(self, body: JSONObject) -> Workload:
+        tally = Tally(body, self._counter, self._image_tokens)
+        tally.content(body.fields)
+        return Workload(
+            prompt_tokens=max(1, tally.tokens),
+            new_tokens=self._default_new_tokens,
+            images=tuple(tally.images),
+            audio_seconds=tally.audio_seconds,
+            defaulted=("max_tokens",),
+        )
+
+    def _with_settings(self, workload: Workload, settings: list[dict[str, Any]]) -> Workload:
+        """``workload`` with the largest limit, and all copies, that ``settings`` ask for."""
+        limits = [read_limit(found, _LIMITS, self._default_new_tokens) for found in settings]
+        said = [limit for limit, absent in limits if not absent]
+        copies = math.prod(positive(found, name, 1) for found in settings for name in _COPIES)
+        if said and workload.defaulted:
+            workload = replace(workload, new_tokens=0, defaulted=())
+        return replace(
+            workload,
+            new_tokens=max(workload.new_tokens, *said, 0),
+            sequences=capped(workload.sequences * copies),
+        )
+
+
+def _nested(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """The objects in ``fields`` that hold settings."""
+    return [fields[name] for name in _SETTINGS if type(fields.get(name)) is dict]
+
+
+def _are_tensors(inputs: Any) -> bool:
+    return type(inputs) is list and any(type(item) is dict and "shape" in item for item in inputs)

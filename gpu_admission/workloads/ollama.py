@@ -1,0 +1,159 @@
+"""Ollama: generate, chat and embed. Owns its fields, and how a Go server reads JSON.
+
+Go takes a field's name in any case, and joins an object that is written twice: a reader
+that did not would miss options that count. Options themselves keep their case.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from gpu_admission.errors import UnreadableBody
+from gpu_admission.types import Workload
+from gpu_admission.workloads.content import TEMPLATE_TOKENS, Tally
+from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.jsonbody import JSONObject, parse_with, read_object
+from gpu_admission.workloads.limits import lower_limit
+from gpu_admission.workloads.numbers import positive_option, whole
+from gpu_admission.workloads.openai import OpenAI
+from gpu_admission.workloads.tokens import TokensOption, counter, rows
+
+if TYPE_CHECKING:
+    from gpu_admission.types import RequestInfo
+
+_TEXTS = ("system", "template", "suffix", "tools")
+_TOOL_TOKENS = 200
+
+
+class Ollama:
+    """Reads ``/api/generate``, ``/api/chat``, ``/api/embed`` and, as ``OpenAI``, ``/v1``.
+
+    ``context`` is what the server loads where a body names no ``num_ctx``. Prompt and output
+    share the context: neither grows beyond it. Without either, a body that names no
+    ``num_predict`` gets ``default_new_tokens``.
+    """
+
+    __slots__ = ("_context", "_counter", "_default_new_tokens", "_image_tokens", "_openai")
+
+    def __init__(
+        self,
+        *,
+        default_new_tokens: int = 1024,
+        context: int | None = None,
+        tokens: TokensOption = "safe",
+        image_tokens: ImageTokensOption = "any",
+    ) -> None:
+        self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
+        self._context = None if context is None else positive_option(context, "context")
+        self._counter = counter(tokens)
+        self._image_tokens = rule_of(image_tokens)
+        self._openai = OpenAI(
+            default_new_tokens=default_new_tokens, context=context, tokens=tokens, image_tokens=image_tokens
+        )
+
+    def read(self, info: RequestInfo) -> Workload:
+        """The workload of ``info``. Raises ``UnreadableBody``."""
+        if "/v1/" in info.path:
+            return self._openai.read(info)
+        body = read_object(info, parse=_parse_as_go)
+        body.fields = fields = _any_case(body.fields)
+        options = _options(fields)
+        embeds = "/embed" in info.path
+        tally = Tally(body, self._counter, self._image_tokens)
+        prompts = self._prompts(body, tally, embeds)
+        context = whole(options.get("num_ctx"), "num_ctx")
+        limit = context or self._context
+        if limit is not None:
+            prompts = [min(tokens, limit) for tokens in prompts]
+        new, absent = (0, False) if embeds else self._new_tokens(options, max(prompts), limit)
+        model = fields.get("model")
+        return Workload(
+            task="embed" if embeds else "generate",
+            prompt_tokens=max(prompts),
+            total_prompt_tokens=sum(prompts) if len(prompts) > 1 else 0,
+            new_tokens=new,
+            sequences=len(prompts),
+            images=tuple(tally.images),
+            context=context,
+            model=model if type(model) is str else None,
+            stream=not embeds and fields.get("stream") is not False,
+            defaulted=("num_predict",) if absent else (),
+        )
+
+    def clamp(self, body: bytes, new_tokens: int) -> bytes:
+        """``body`` with its limit at most ``new_tokens``. Raises ``UnreadableBody``."""
+        if b'"options"' not in body and b'"max_tokens"' in body:
+            return self._openai.clamp(body, new_tokens)
+        return lower_limit(body, ("num_predict",), new_tokens, inside=("options",))
+
+    def sse_error(self, message: str, code: str) -> bytes:
+        """The line that ends a stream: Ollama sends lines of JSON, not events."""
+        return msgspec.json.encode({"error": message}) + b"\n"
+
+    def _prompts(self, body: JSONObject, tally: Tally, embeds: bool) -> list[int]:
+        """Tokens of each prompt (at least one). What is not a list of prompts adds to each."""
+        fields = body.fields
+        if embeds:
+            found = (fields[name] for name in ("input", "prompt") if name in fields)
+            return [row for value in found for row in rows(body, self._counter, value)] or [1]
+        tally.tokens += TEMPLATE_TOKENS + _TOOL_TOKENS * bool(fields.get("tools"))
+        for name in _TEXTS:
+            tally.text(fields.get(name))
+        if fields.get("images") is not None:
+            tally.image(fields["images"])
+        messages = _list(fields.get("messages"))
+        tally.messages([_any_case(message) if type(message) is dict else message for message in messages])
+        context = fields.get("context")
+        earlier = sum(rows(body, self._counter, context))
+        prompt = sum(rows(body, self._counter, fields.get("prompt")))
+        return [tally.tokens + earlier + prompt]
+
+    def _new_tokens(self, options: Mapping[str, Any], prompt: int, limit: int | None) -> tuple[int, bool]:
+        """The most new tokens, and whether the body did not say; no limit (-1, -2) fills the context."""
+        said = whole(options.get("num_predict"), "num_predict")
+        if limit is None:
+            return said or self._default_new_tokens, not said
+        room = max(1, limit - prompt)
+        return min(said or room, room), not said
+
+
+def _options(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    options = fields.get("options")
+    if options is None:
+        return {}
+    if type(options) is not dict:
+        raise UnreadableBody("options must be an object")
+    return options
+
+
+def _list(value: Any) -> list[Any]:
+    return value if type(value) is list else [] if value is None else [value]
+
+
+def _parse_as_go(body: bytes) -> Any:
+    return parse_with(partial(json.loads, object_pairs_hook=_joined), body)
+
+
+def _any_case(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` by their names in small letters; of several spellings the last counts."""
+    return _joined((name.casefold(), value) for name, value in fields.items())
+
+
+def _joined(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in the order of each name's last value, with repeated objects and lists joined."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        earlier = found.pop(name, None)
+        if type(earlier) is dict and type(value) is dict:
+            earlier.update(value)
+            value = earlier
+        elif type(earlier) is list and type(value) is list:
+            earlier += value
+            value = earlier
+        found[name] = value
+    return found

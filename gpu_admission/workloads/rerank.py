@@ -1,0 +1,98 @@
+"""Reranking: one query against many documents. Owns the fields of Cohere, Jina, TEI and vLLM.
+
+Each document becomes a row of query and document. ``max_tokens_per_doc`` is not believed:
+most servers that take these requests do not cut documents to it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpu_admission.errors import UnreadableBody
+from gpu_admission.types import Workload
+from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.events import problem_event
+from gpu_admission.workloads.images import Size
+from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.jsonbody import JSONObject, read_object
+from gpu_admission.workloads.numbers import capped, positive, positive_option
+from gpu_admission.workloads.tokens import TokensOption, counter
+
+if TYPE_CHECKING:
+    from gpu_admission.types import RequestInfo
+
+_PAIR_TOKENS = 4
+_QUERIES = ("query", "queries", "text_1", "data_1")
+_DOCUMENTS = ("documents", "texts", "items", "text_2", "data_2")
+
+
+class Rerank:
+    """Reads ``query`` with ``documents`` (Cohere, Jina) or ``texts`` (TEI), and vLLM's scores.
+
+    ``max_length`` is the row length that the server cuts to, ``max_batch`` the rows that it
+    runs at once; without them nothing is cut and all rows run together.
+    """
+
+    __slots__ = ("_counter", "_image_tokens", "_max_batch", "_max_length")
+
+    def __init__(
+        self,
+        *,
+        max_length: int | None = None,
+        max_batch: int | None = None,
+        tokens: TokensOption = "safe",
+        image_tokens: ImageTokensOption = "any",
+    ) -> None:
+        self._max_length = None if max_length is None else positive_option(max_length, "max_length")
+        self._max_batch = None if max_batch is None else positive_option(max_batch, "max_batch")
+        self._counter = counter(tokens)
+        self._image_tokens = rule_of(image_tokens)
+
+    def read(self, info: RequestInfo) -> Workload:
+        """The workload of ``info``. Raises ``UnreadableBody``."""
+        body = read_object(info)
+        images: list[Size] = []
+        queries = self._tokens(body, _QUERIES, images)
+        documents = self._tokens(body, _DOCUMENTS, images)
+        rows = self._rows(queries, documents)
+        longest, total = max(rows), sum(rows)
+        sequences = len(rows) * positive(body.fields, "max_chunks_per_doc", 1)
+        model = body.fields.get("model")
+        return Workload(
+            task="rerank",
+            prompt_tokens=longest,
+            total_prompt_tokens=total if total != longest else 0,
+            sequences=capped(min(sequences, self._max_batch or sequences)),
+            images=tuple(images),
+            model=model if type(model) is str else None,
+        )
+
+    def clamp(self, body: bytes, new_tokens: int) -> bytes:
+        """``body``: nothing is generated."""
+        return body
+
+    def sse_error(self, message: str, code: str) -> bytes:
+        """An error event."""
+        return problem_event(message, code)
+
+    def _tokens(self, body: JSONObject, names: tuple[str, ...], images: list[Size]) -> list[int]:
+        """Tokens of each text under ``names``."""
+        found: list[int] = []
+        for name in names:
+            value = body.fields.get(name)
+            for text in value if type(value) is list else [value] if value is not None else []:
+                tally = Tally(body, self._counter, self._image_tokens)
+                tally.content(text)
+                images += tally.images
+                found.append(tally.tokens)
+        return found
+
+    def _rows(self, queries: list[int], documents: list[int]) -> list[int]:
+        """Tokens of each pair: one query with all documents, or one with each."""
+        if not queries or not documents:
+            raise UnreadableBody("a query and documents are needed")
+        query = max(queries)
+        if len(documents) == 1:
+            documents = documents * len(queries)
+        rows = [query + document + _PAIR_TOKENS for document in documents]
+        return rows if self._max_length is None else [min(row, self._max_length) for row in rows]

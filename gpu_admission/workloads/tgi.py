@@ -1,0 +1,114 @@
+"""Text Generation Inference: generate, with and without a stream. Owns ``inputs`` and ``parameters``.
+
+Its chat endpoint takes OpenAI's requests. Pictures stand in the text as markdown links; they
+are taken as such only where ``image_tokens`` says that the model sees pictures, since any
+other model reads the link's characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpu_admission.errors import UnreadableBody
+from gpu_admission.types import Workload
+from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.events import sent_event
+from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.jsonbody import JSONObject, read_object
+from gpu_admission.workloads.limits import lower_limit, read_limit
+from gpu_admission.workloads.numbers import capped, positive, positive_option, whole
+from gpu_admission.workloads.openai import OpenAI
+from gpu_admission.workloads.tokens import TokensOption, counter, rows
+
+if TYPE_CHECKING:
+    from gpu_admission.types import RequestInfo
+
+_LIMITS = ("max_new_tokens", "max_tokens", "max_length")
+_PICTURE = re.compile(r"!\[[^\]]*\]\((data:image/[^)]*|https?://[^)]*)\)")
+
+
+class TGI:
+    """Reads ``/generate``, ``/generate_stream``, ``/`` and, as ``OpenAI``, chat.
+
+    ``default_new_tokens`` are taken where a body names no limit; with ``context``
+    (``--max-total-tokens``) what the prompt leaves of it.
+    """
+
+    __slots__ = ("_context", "_counter", "_default_new_tokens", "_image_tokens", "_openai")
+
+    def __init__(
+        self,
+        *,
+        default_new_tokens: int = 1024,
+        context: int | None = None,
+        tokens: TokensOption = "safe",
+        image_tokens: ImageTokensOption | None = None,
+    ) -> None:
+        self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
+        self._context = None if context is None else positive_option(context, "context")
+        self._counter = counter(tokens)
+        self._image_tokens = None if image_tokens is None else rule_of(image_tokens)
+        self._openai = OpenAI(
+            default_new_tokens=default_new_tokens,
+            context=context,
+            tokens=tokens,
+            image_tokens="any" if image_tokens is None else image_tokens,
+        )
+
+    def read(self, info: RequestInfo) -> Workload:
+        """The workload of ``info``. Raises ``UnreadableBody``."""
+        body = read_object(info)
+        if "inputs" not in body.fields:
+            return self._openai.read(info)
+        parameters = _parameters(body.fields)
+        tally, prompts = self._prompts(body)
+        longest, total = max(prompts), sum(prompts)
+        longest = min(longest, whole(parameters.get("truncate"), "truncate") or longest)
+        default = self._default_new_tokens if self._context is None else max(1, self._context - longest)
+        new, absent = read_limit(parameters, _LIMITS, default)
+        choices = max(
+            positive(parameters, name, 1) for name in ("best_of", "num_return_sequences", "num_beams")
+        )
+        return Workload(
+            prompt_tokens=longest,
+            total_prompt_tokens=total if len(prompts) > 1 else 0,
+            new_tokens=new,
+            sequences=capped(choices * len(prompts)),
+            beams=positive(parameters, "num_beams", 1),
+            prompt_logprobs=bool(parameters.get("decoder_input_details")),
+            images=tuple(tally.images),
+            stream=body.fields.get("stream") is True or info.path.endswith("_stream"),
+            defaulted=("max_new_tokens",) if absent else (),
+        )
+
+    def clamp(self, body: bytes, new_tokens: int) -> bytes:
+        """``body`` with its limits at most ``new_tokens``. Raises ``UnreadableBody``."""
+        if b'"messages"' in body:
+            return self._openai.clamp(body, new_tokens)
+        return lower_limit(body, _LIMITS, new_tokens, inside=("parameters",))
+
+    def sse_error(self, message: str, code: str) -> bytes:
+        """The error event that ends a stream."""
+        return sent_event({"error": message, "error_type": code})
+
+    def _prompts(self, body: JSONObject) -> tuple[Tally, list[int]]:
+        """Tokens of each prompt (at least one), and what their pictures add up to."""
+        tally = Tally(body, self._counter, self._image_tokens or rule_of("any"))
+        inputs = body.fields["inputs"]
+        if self._image_tokens is not None and type(inputs) is str:
+            pieces = _PICTURE.split(body.whole(inputs))
+            tally.image(pieces[1::2])
+            inputs = "".join(pieces[::2])
+        prompts = rows(body, self._counter, inputs)
+        return tally, [tally.tokens + tokens for tokens in prompts] or [1]
+
+
+def _parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = fields.get("parameters")
+    if parameters is None:
+        return {}
+    if type(parameters) is not dict:
+        raise UnreadableBody("parameters must be an object")
+    return parameters
