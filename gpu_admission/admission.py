@@ -32,6 +32,7 @@ from gpu_admission.types import Estimate, Event, LaneSnapshot, Snapshot
 logger = logging.getLogger("gpu_admission")
 _running_loop = asyncio._get_running_loop
 _monotonic = time.monotonic
+_NO_LOOP = object()
 
 
 class Waiter:
@@ -59,11 +60,11 @@ class Admission:
         self.mode = settings.mode
         self.lane_names: tuple[str, ...] = tuple(lane.name for lane in settings.lanes)
         self.device_names: tuple[str, ...] = tuple(device.name for device in settings.devices) or ("device",)
-        self.draining = False
+        self.picks_lanes = settings.lane is not None or settings.flow is not None
         self.counts: Counter[str] = Counter()
         self._lock = threading.RLock()
         self._late: list[Lease] = []
-        self._loop: Any = None
+        self._loop: Any = _NO_LOOP
         self._observers = settings.observers
         self._ledger = self._new_ledger()
         self._refusals = Refusals(settings, self._ledger)
@@ -96,12 +97,15 @@ class Admission:
 
     # asking for a lease
 
-    def check_open(self, lane: int = 0) -> None:
+    def check_open(self) -> None:
         """The cheap checks, before a body is read. Raises ``Unavailable`` or ``QueueFull``."""
-        if self.draining:
+        ledger = self._ledger
+        if self.mode != "enforce":
+            return
+        if ledger.closed:
             raise self._refusals.draining()
-        if self._ledger.waiting and len(self.lane_names) == 1 and self._ledger.is_full(lane):
-            raise self._refusals.queue_full(lane)
+        if ledger.waiting and len(self.lane_names) == 1 and ledger.is_full(0):
+            raise self._refusals.queue_full(0)
 
     async def acquire(
         self,
@@ -121,14 +125,16 @@ class Admission:
         """
         if self.mode != "enforce":
             return self._watch(estimate, lane, flow, route)
-        if _running_loop() is not self._loop or self._loop is None:
+        if _running_loop() is not self._loop:
             self._come_home()
         ticket = Ticket(estimate.bytes, lane, flow)
         with self._lock:
-            self._request(ticket)
+            self._ledger.request(ticket, _monotonic())
+            if ticket.state is State.WAITING:
+                ticket.waiter = Waiter()
         if ticket.state is State.WAITING:
             await self._wait(ticket, *self._patience(lane, timeout, deadline), gone)
-        elif ticket.state is not State.GRANTED:
+        elif ticket.state is State.REFUSED:
             raise self._why_not(ticket)
         self.counts["admitted"] += 1
         lease = Lease(self, ticket, estimate, route, ticket.granted_at - ticket.arrived)
@@ -136,15 +142,8 @@ class Admission:
             self._tell("admitted", lease)
         return lease
 
-    def _request(self, ticket: Ticket) -> None:
-        if self.draining or ticket.bytes > self._ledger.largest(ticket.lane):
-            return
-        self._ledger.request(ticket, _monotonic())
-        if ticket.state is State.WAITING:
-            ticket.waiter = Waiter() if self.mode == "enforce" else None
-
     def _why_not(self, ticket: Ticket) -> Rejected:
-        if self.draining:
+        if self._ledger.closed:
             return self._refusals.draining()
         if ticket.bytes > self._ledger.largest(ticket.lane):
             return self._refusals.too_large(ticket.bytes, ticket.lane)
@@ -206,7 +205,7 @@ class Admission:
         if self.mode == "off":
             return lease
         with self._lock:
-            self._request(ticket)
+            self._ledger.request(ticket, _monotonic())
             would = "" if ticket.state is State.GRANTED else self._would_refuse(ticket)
             if ticket.state is not State.GRANTED:
                 now = _monotonic()
@@ -247,6 +246,8 @@ class Admission:
     # ending and changing one
 
     def _end(self, lease: Lease) -> None:
+        if lease.ended:
+            return
         if self._lock._is_owned():  # type: ignore[attr-defined]
             # The garbage collector closes a generator that held a lease while we change the
             # ledger in this very thread: it is ended when that change is done.
@@ -299,7 +300,7 @@ class Admission:
         with self._lock:
             if loop is self._loop:
                 return
-            if self._loop is not None and is_running(self._loop):
+            if self._loop is not _NO_LOOP and is_running(self._loop):
                 raise RuntimeError(
                     "this Admission already serves another event loop that is still running; "
                     "give each loop (thread) an Admission of its own"
@@ -322,8 +323,7 @@ class Admission:
     def drain(self) -> None:
         """Admit nobody from now on, and refuse those who wait (503 ``draining``). Leases run on."""
         with self._lock:
-            self.draining = True
-            refused = self._ledger.refuse_all(_monotonic())
+            refused = self._ledger.close(_monotonic())
         self._wake(refused)
 
     async def aclose(self) -> None:
@@ -432,8 +432,8 @@ class Admission:
             buffered_bytes=self.buffer.held,
             peak=ledger.peak,
             ceiling=sum(account.limit for account in ledger.accounts),
-            closed_by="drain" if self.draining else None,
-            draining=self.draining,
+            closed_by="drain" if ledger.closed else None,
+            draining=ledger.closed,
             mode=self.mode,
             forecast=ledger.forecast(ledger.usual, now),
             lanes=tuple(

@@ -118,21 +118,19 @@ class Lease:
 
     def release(self) -> None:
         """End it, now or when the last handle is closed. Calling it again changes nothing."""
-        self._returned = True
-        self._end_if_last()
+        self.finish(None)
 
     def finish(self, error: BaseException | None) -> None:
         """Release it, and remember how its work ended."""
-        if error is not None and self.outcome[0] == "ok":
+        if error is not None and not self.ended and self.outcome[0] == "ok":
             self.outcome = self._admission.classify(error)
-        self.release()
+        self._returned = True
+        if not self._handles:
+            self._admission._end(self)
 
     def _let_go(self) -> None:
         with self._admission._lock:
             self._handles -= 1
-        self._end_if_last()
-
-    def _end_if_last(self) -> None:
         if self._returned and not self._handles:
             self._admission._end(self)
 

@@ -46,12 +46,12 @@ class Fixed:
     needs_body = False
 
     def __init__(self, size: int | str, *, name: str) -> None:
-        self._bytes = parse_bytes(size, name=name)
-        if not self._bytes:
+        self._estimate = Estimate(parse_bytes(size, name=name))
+        if not self._estimate.bytes:
             raise ValueError(f"{name} must be above 0: a request that takes nothing needs no admission")
 
-    def __call__(self, info: RequestInfo) -> int:
-        return self._bytes
+    def __call__(self, info: RequestInfo) -> Estimate:
+        return self._estimate
 
 
 def as_estimator(value: object, *, name: str = "estimator") -> Estimator:
@@ -102,15 +102,18 @@ class Metering:
         """The rule for an ``http`` scope; ``None``: it is not metered."""
         if scope["method"] not in self._methods:
             return None
-        return self._find(route_path(scope))
+        return self._find(scope["path"], scope.get("root_path", ""))
 
-    def default(self, path: str, estimator: Estimator | None) -> Rule:
-        """The rule of a route that is metered by name: by ``estimator``, or else by the admission's own."""
-        if estimator is not None:
-            return Rule(path, path, estimator, self._dialect(path))
-        return self._find(path) or Rule(path, path, self._estimator, self._dialect(path))
+    def default(self, scope: Scope, route: str, estimator: Estimator | None) -> Rule:
+        """The rule of a ``route`` metered by name: by ``estimator``, or else the admission's own."""
+        path = route_path(scope["path"], scope.get("root_path", ""))
+        if estimator is None:
+            known = self._find(scope["path"], scope.get("root_path", ""))
+            estimator = self._estimator if known is None else known.estimator
+        return Rule(path, route, estimator, self._dialect(path))
 
-    def _rule(self, path: str) -> Rule | None:
+    def _rule(self, path: str, root_path: str) -> Rule | None:
+        path = route_path(path, root_path)
         if self._exclude.match(path) is not None:
             return None
         route = "*" if self._routes is None else self._routes.match(path)
@@ -150,6 +153,8 @@ async def estimate(rule: Rule, info: RequestInfo, otherwise: int) -> Estimate:
             result: object = await _off_the_loop(estimator, info)
         else:
             result = estimator(info)
+        if type(result) is int and 0 < result <= MAX_BYTES:
+            return Estimate(result)
         if isinstance(result, Estimate) and 0 < result.bytes <= MAX_BYTES:
             return result
         return _checked(await result if isinstance(result, Awaitable) else result)

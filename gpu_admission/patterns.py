@@ -8,23 +8,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from gpu_admission.types import Scope
-
 _TOKEN = re.compile(r"\*\*|\*|[^*]+")
 _MEANING = {"**": ".*", "*": "[^/]*"}
 
 
-def route_path(scope: Scope) -> str:
-    """The path below ``root_path``, as Starlette's router reads it.
+def route_path(path: str, root_path: str) -> str:
+    """The part of a scope's ``path`` below its ``root_path``, as Starlette's router reads it.
 
     Servers and mounts differ in whether ``path`` repeats the ``root_path``; where it does,
     it is taken off. Percent-encoding is already undone by the server. A trailing slash is
     ignored, so that ``/generate/`` cannot slip past a pattern for ``/generate``.
     """
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
-        path = path[len(root) :]
+    if root_path and path.startswith(root_path) and path[len(root_path) : len(root_path) + 1] in ("", "/"):
+        path = path[len(root_path) :]
     return path.rstrip("/") or "/" if path.endswith("/") or not path else path
 
 

@@ -23,7 +23,6 @@ from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
 from gpu_admission.lease import Lease, enter, leave
 from gpu_admission.metering import Rule, as_estimator
-from gpu_admission.patterns import route_path
 from gpu_admission.threads import run_in_thread
 from gpu_admission.types import ASGIApp, Estimator, Message, Part, Receive, RequestInfo, Scope, Send
 
@@ -133,10 +132,8 @@ class Door:
         return intake
 
     def _rule(self, scope: Scope) -> Rule:
-        path = route_path(scope)
-        rule = self.admission.metering.default(path, self.estimator)
         label = self.name or getattr(scope.get("route"), "path", "*")
-        return Rule(path, label, rule.estimator, rule.dialect)
+        return self.admission.metering.default(scope, label, self.estimator)
 
 
 class HeldResponse:

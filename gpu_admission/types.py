@@ -98,7 +98,12 @@ class RequestInfo:
     ``body`` has its ``Content-Encoding`` removed; the app gets the bytes that came.
     """
 
-    __slots__ = ("_body", "_dialect", "_form", "_json", "_parts", "_source", "_workload", "path", "scope")
+    _body: bytes | None = b""
+    _source: Callable[[], bytes] | None = None
+    _form: Sequence[Part] | None = None
+    _json: Any = _UNREAD
+    _parts: Sequence[Part] | None = None
+    _workload: Workload | None = None
 
     def __init__(
         self,
@@ -111,13 +116,11 @@ class RequestInfo:
     ) -> None:
         self.scope = scope
         self.path: str = scope["path"] if path is None else path
-        self._body: bytes | None = body
-        self._source: Callable[[], bytes] | None = None
         self._dialect = dialect
-        self._form = parts
-        self._json: Any = _UNREAD
-        self._parts: Sequence[Part] | None = None
-        self._workload: Workload | None = None
+        if body:
+            self._body = body
+        if parts is not None:
+            self._form = parts
 
     @property
     def method(self) -> str:
@@ -145,8 +148,9 @@ class RequestInfo:
 
     def forget(self) -> None:
         """Drop the copies that were made for reading, so that a waiting body is held once."""
-        if self._source is not None:
-            self._body = None
+        if self._source is None:
+            return
+        self._body = None
         self._json = _UNREAD
         self._parts = None
 

@@ -90,7 +90,6 @@ class LaneState:
         "largest",
         "limit",
         "max_waiting",
-        "running",
         "waiting",
         "waiting_bytes",
     )
@@ -103,7 +102,6 @@ class LaneState:
         self.largest = 0
         """Bytes of the largest request that can ever start here."""
         self.in_use = 0
-        self.running = 0
         self.waiting = 0
         self.waiting_bytes = 0
         self.hold = 1.0
@@ -143,24 +141,17 @@ class LaneState:
             self.head = None
             self._next_head(now)
 
-    def start(self, ticket: Ticket) -> None:
-        """``ticket`` holds its bytes now; it is in no queue."""
-        self.in_use += ticket.bytes
-        self.running += 1
-        if ticket.flow is None:
-            return
+    def charge(self, ticket: Ticket) -> None:
+        """``ticket`` starts: charge its flow in advance for what it will usually use."""
         flow = self._flow(ticket.flow)
         flow.running += 1
         self._clock = max(self._clock, flow.charged)
         ticket.charged = ticket.bytes * self.hold
         self._charge(ticket.flow, flow, ticket.charged)
 
-    def end(self, ticket: Ticket, held: float) -> None:
-        self.in_use -= ticket.bytes
-        self.running -= 1
+    def settle(self, ticket: Ticket, held: float) -> None:
+        """``ticket`` has ended after ``held`` seconds: correct what its flow was charged."""
         self.hold += (held - self.hold) / 16
-        if ticket.flow is None:
-            return
         flow = self._flows[ticket.flow]
         flow.running -= 1
         self._charge(ticket.flow, flow, ticket.bytes * held - ticket.charged)

@@ -73,6 +73,8 @@ class Ledger:
         self.max_bypass = max_bypass
         self.max_bypass_wait = max_bypass_wait
         self.placement = placement
+        self.closed = False
+        """Nobody starts or waits any more."""
         self.running = 0
         self.waiting = 0
         self.in_use = 0
@@ -87,7 +89,11 @@ class Ledger:
     # what is asked of it
 
     def request(self, ticket: Ticket, now: float) -> Sequence[Ticket]:
-        """Grant ``ticket``, let it wait, or refuse it where no more may wait: see its state."""
+        """Grant ``ticket``, let it wait, or refuse it: see its state.
+
+        Refused is what can never fit, what comes when no more may wait, and everybody
+        once the ledger is ``closed``.
+        """
         ticket.arrived = now
         size = ticket.bytes
         self._asked.append(size)
@@ -98,7 +104,7 @@ class Ledger:
             if device is not None:
                 self._grant(ticket, device, now)
                 return (ticket,)
-        if self._line_is_full(lane, ticket):
+        if self.closed or size > lane.largest or self._line_is_full(lane, ticket):
             ticket.state = State.REFUSED
             return _NOBODY
         return self._join(ticket, lane, now)
@@ -152,14 +158,21 @@ class Ledger:
         self._refuse(refused, now)
         return [*refused, *self._dispatch(now)]
 
+    def close(self, now: float) -> Sequence[Ticket]:
+        """Refuse everybody from now on; returns those who waited. Leases run on."""
+        self.closed = True
+        self.max_running = 0
+        return self.refuse_all(now)
+
     def refuse_all(self, now: float) -> Sequence[Ticket]:
-        """Nobody waits any more: returns those who did."""
+        """Send all who wait away; returns them."""
         refused = self._all_waiting()
         self._refuse(refused, now)
         return refused
 
     def run_at_most(self, max_running: int | None, now: float) -> Sequence[Ticket]:
-        self.max_running = math.inf if max_running is None else max_running
+        if not self.closed:
+            self.max_running = math.inf if max_running is None else max_running
         return self._dispatch(now)
 
     # what is asked about it
@@ -232,20 +245,26 @@ class Ledger:
         ticket.state = State.GRANTED
         ticket.device = device
         ticket.granted_at = now
-        self.lanes[ticket.lane].start(ticket)
-        self.accounts[device].in_use += ticket.bytes
-        self.in_use += ticket.bytes
+        size, lane = ticket.bytes, self.lanes[ticket.lane]
+        self.accounts[device].in_use += size
+        lane.in_use += size
         self.running += 1
         self.grants += 1
-        if self.in_use > self.peak:
-            self.peak = self.in_use
+        self.in_use = in_use = self.in_use + size
+        if in_use > self.peak:
+            self.peak = in_use
+        if ticket.flow is not None:
+            lane.charge(ticket)
 
     def _put_back(self, ticket: Ticket, now: float) -> None:
-        self.accounts[ticket.device].in_use -= ticket.bytes
-        self.lanes[ticket.lane].end(ticket, now - ticket.granted_at)
+        size, lane = ticket.bytes, self.lanes[ticket.lane]
+        self.accounts[ticket.device].in_use -= size
+        lane.in_use -= size
         self.running -= 1
-        self.in_use -= ticket.bytes
-        self.drain.released(ticket.bytes, now, self.waiting)
+        self.in_use -= size
+        if ticket.flow is not None:
+            lane.settle(ticket, now - ticket.granted_at)
+        self.drain.released(size, now, self.waiting)
 
     def _change(self, ticket: Ticket, more: int) -> None:
         ticket.bytes += more

@@ -30,7 +30,6 @@ class Body:
     disconnected: Message | None = None
     failure: Exception | None = None
     """What the server's ``receive`` raised while the client was watched."""
-    _held = 0
 
     def __init__(self, receive: Receive, buffer: BufferedBytes, limit: int) -> None:
         self._receive = receive
@@ -77,19 +76,17 @@ class Body:
 
     def hand_over(self) -> None:
         """It waits no more: what is buffered is the app's now, and not counted any longer."""
-        if self._held:
-            self._buffer.give(self._held)
-            self._held = 0
+        self._buffer.give(self.size)
 
     def _keep(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.disconnect":
             self.disconnected = message
             return
+        self._messages.append(message)
         if kind == "http.request" and not self.complete:
             self._count(len(message.get("body", b"")))
             self.complete = not message.get("more_body", False)
-        self._messages.append(message)
 
     def _count(self, size: int) -> None:
         if self.size + size > self._limit:
@@ -98,4 +95,3 @@ class Body:
             )
         self._buffer.take(size)
         self.size += size
-        self._held += size

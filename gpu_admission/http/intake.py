@@ -17,7 +17,7 @@ from gpu_admission.admission import Admission
 from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
-from gpu_admission.http.headers import deadline, declared_length, encodings, obeyed
+from gpu_admission.http.headers import deadline, declared_length, encodings
 from gpu_admission.http.unpack import unpack
 from gpu_admission.lease import Lease
 from gpu_admission.metering import OFFLOAD_BYTES, Rule, estimate
@@ -31,92 +31,87 @@ _PACKED_OFFLOAD_BYTES = OFFLOAD_BYTES // 64
 class Intake:
     """One request on its way to a lease. ``body`` is the ``receive`` for the app behind."""
 
-    __slots__ = ("admission", "body", "flow", "headers", "info", "lane", "rule")
+    lane = 0
+    flow: Any = None
 
     def __init__(self, admission: Admission, rule: Rule, scope: Scope, receive: Receive) -> None:
         self.admission = admission
         self.rule = rule
-        self.headers = obeyed(scope)
+        self.scope = scope
         self.body = Body(receive, admission.buffer, admission.settings.max_body_bytes)
         self.info = RequestInfo(scope, path=rule.path, dialect=rule.dialect)
-        self.lane = 0
-        self.flow: Any = None
 
     async def lease(self) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``."""
         admission = self.admission
-        shadow = admission.mode == "shadow"
         try:
-            if not shadow:
-                admission.check_open()
+            admission.check_open()
             estimated = await self._estimate()
-            self._choose_lane()
-            return await self._acquire(estimated)
-        except Rejected as rejected:
-            if shadow:
-                return await self._acquire(_unread(admission.settings.fallback))
-            admission.refused(rejected, lane=self.lane, route=self.rule.route)
-            raise
-        except ClientLeft:
-            if shadow:
-                return await self._acquire(_unread(admission.settings.fallback))
-            admission.left(lane=self.lane, route=self.rule.route)
-            if self.body.failure is not None:
-                raise self.body.failure from None
-            raise
+            if admission.picks_lanes:
+                self._choose_lane()
+            return await admission.acquire(
+                estimated,
+                lane=self.lane,
+                flow=self.flow,
+                deadline=self._deadline,
+                route=self.rule.route,
+                gone=self.body.watch,
+            )
+        except (Rejected, ClientLeft) as error:
+            if admission.mode == "shadow":
+                return await admission.acquire(self._unread(), route=self.rule.route)
+            cause = self.body.failure or error
+            self._count(cause)
+            raise cause from None
         finally:
             self.body.hand_over()
-
-    async def _acquire(self, estimated: Estimate) -> Lease:
-        self.info.forget()
-        return await self.admission.acquire(
-            estimated,
-            lane=self.lane,
-            flow=self.flow,
-            deadline=self._deadline,
-            route=self.rule.route,
-            gone=self.body.watch,
-        )
 
     async def _estimate(self) -> Estimate:
         fallback = self.admission.settings.fallback
         try:
             if self.rule.needs_body:
-                self._check_declared()
-                await self.body.read()
-                self.info.read_from(self._content())
-                if self.body.size > _PACKED_OFFLOAD_BYTES and encodings(self.headers):
-                    await anyio.to_thread.run_sync(lambda: self.info.body)
+                await self._read()
             return await estimate(self.rule, self.info, fallback or self.admission.largest)
         except UnreadableBody as error:
             if fallback is None:
                 raise
             return Estimate(fallback, notes=(f"{error.detail}: fallback charged",))
+        finally:
+            self.info.forget()
 
-    def _deadline(self) -> float | None:
-        return deadline(self.headers)
-
-    def _check_declared(self) -> None:
-        declared = declared_length(self.headers) if self.headers else None
+    async def _read(self) -> None:
+        declared = declared_length(self.scope)
         limit = self.admission.settings.max_body_bytes
         if declared is not None and declared > limit:
             raise TooLarge(
                 "body_too_large",
                 f"Content-Length of {format_bytes(declared)} is above max_body_bytes={format_bytes(limit)}",
             )
+        await self.body.read()
+        packed = encodings(self.scope)
+        self.info.read_from(self._unpacking(packed) if packed else self.body.content)
+        if packed and self.body.size > _PACKED_OFFLOAD_BYTES:
+            await anyio.to_thread.run_sync(lambda: self.info.body)
 
-    def _content(self) -> Callable[[], bytes]:
-        """What reads the body's content. It does not hold this object: that would be a cycle."""
-        packed = encodings(self.headers) if self.headers else None
-        if not packed:
-            return self.body.content
-        settings = self.admission.settings
-        return functools.partial(_unpacked, self.body, packed, settings.max_body_bytes, self.admission.buffer)
+    def _unpacking(self, packed: list[str]) -> Callable[[], bytes]:
+        """What unpacks the body. It does not hold this object: that would be a cycle."""
+        limit = self.admission.settings.max_body_bytes
+        return functools.partial(_unpacked, self.body, packed, limit, self.admission.buffer)
+
+    def _deadline(self) -> float | None:
+        return deadline(self.scope)
+
+    def _unread(self) -> Estimate:
+        return Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
+
+    def _count(self, error: Exception) -> None:
+        if isinstance(error, Rejected):
+            self.admission.refused(error, lane=self.lane, route=self.rule.route)
+        else:
+            self.admission.left(lane=self.lane, route=self.rule.route)
 
     def _choose_lane(self) -> None:
         settings = self.admission.settings
-        if settings.lane is settings.flow is None:
-            return
         if settings.lane is not None:
             name = self._pick("lane", settings.lane)
             self.lane = self.admission.lane_index(name if name in self.admission.lane_names else None)
@@ -133,10 +128,6 @@ class Intake:
         except Exception:
             logger.exception("%s failed on %s: the default is taken", setting, self.rule.route)
             return None
-
-
-def _unread(fallback: int | None) -> Estimate:
-    return Estimate(fallback or 1, notes=("the body was not read",))
 
 
 def _unpacked(body: Body, packed: list[str], limit: int, buffer: BufferedBytes) -> bytes:
