@@ -23,7 +23,10 @@ from gpu_admission.estimators.mlp import encoder_mlp_elements, mlp_elements
 
 _INSIDE = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
-_HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
+_HEADS = (
+    *("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
+    *("decoder_attention_heads", "num_decoder_attention_heads", "num_key_value_heads"),
+)
 _HIDDEN = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim")
 _MOST_LAYERS = 10_000
 

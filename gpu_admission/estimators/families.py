@@ -91,3 +91,8 @@ def slides_everywhere(model_type: str) -> bool:
 def has_plain_mlp(model_type: str) -> bool:
     """Whether its MLP has no gate: two intermediate tensors a token instead of three."""
     return model_type in _PLAIN_MLP
+
+
+def stores_repeated_heads(model_type: str) -> bool:
+    """Whether transformers repeats its key/value heads to all query heads before it stores them."""
+    return model_type in ("falcon", "RefinedWeb")

@@ -15,15 +15,19 @@ from gpu_admission.estimators.keys import Keys
 Kind = Literal["global", "sliding", "chunked", "state", "hybrid", "hybrid sliding", "cross", "none"]
 
 _NAMES: dict[str, Kind] = {
-    **dict.fromkeys(
-        ("sliding_attention", "local_attention", "window_attention", "sliding", "local"), "sliding"
-    ),
+    "sliding_attention": "sliding",
+    "local_attention": "sliding",
     "chunked_attention": "chunked",
-    **dict.fromkeys(("linear_attention", "mamba", "mamba2", "conv", "recurrent", "linear", "rwkv"), "state"),
+    "linear_attention": "state",
+    "mamba": "state",
+    "mamba2": "state",
+    "conv": "state",
+    "recurrent": "state",
     "hybrid": "hybrid",
     "hybrid_sliding": "hybrid sliding",
-    **dict.fromkeys(("mlp", "moe", "ffn", "no_op", "none"), "none"),
 }
+# Of models whose blocks are one thing each; elsewhere a layer so named may still attend.
+_BLOCKS: dict[str, Kind] = {"mlp": "none", "moe": "none"}
 _LETTERS: dict[str, Kind] = {
     "s": "sliding",
     "c": "chunked",
@@ -60,8 +64,10 @@ def _choose(flags: Iterable[object], yes: Kind, no: Kind) -> list[Kind]:
 
 
 def _names(keys: Keys, model_type: str, depth: int) -> list[Kind] | None:
-    names = keys.sequence("layer_types", "layers_block_type")
-    return [_NAMES.get(str(name), "global") for name in names] if names else None
+    if names := keys.sequence("layer_types"):
+        return [_NAMES.get(str(name), "global") for name in names]
+    blocks = keys.sequence("layers_block_type")
+    return [_BLOCKS.get(str(name)) or _NAMES.get(str(name), "global") for name in blocks] if blocks else None
 
 
 def _override_pattern(keys: Keys, model_type: str, depth: int) -> list[Kind] | None:
@@ -131,10 +137,8 @@ def _cycle(keys: Keys, model_type: str, depth: int) -> list[Kind] | None:
 def _everywhere(keys: Keys, model_type: str, depth: int) -> list[Kind] | None:
     if slides_everywhere(model_type):
         return ["sliding" for _ in range(depth)]
-    if keys.value("use_sliding_window") is True:
-        first = keys.size("max_window_layers") or 0
-        return _choose((i >= first for i in range(depth)), "sliding", "global")
-    return None
+    first = keys.size("max_window_layers") if keys.value("use_sliding_window") is True else None
+    return None if first is None else _choose((i >= first for i in range(depth)), "sliding", "global")
 
 
 _READERS: tuple[Callable[[Keys, str, int], list[Kind] | None], ...] = (

@@ -109,8 +109,10 @@ def _kv_heads(keys: Keys, query_heads: int, index: int) -> int:
 
 
 def _head_dim(keys: Keys, query_heads: int, hidden: int) -> int:
-    """As given; absent or null: hidden / heads, rounded up."""
-    return keys.size("head_dim", "d_kv", "attention_head_dim", "kv_channels") or -(-hidden // query_heads)
+    """As given; absent or null: hidden / heads, and twice that in Zamba, which attends to two streams."""
+    streams = 2 if keys.value("n_mamba_heads") is not None else 1
+    given = keys.size("head_dim", "d_kv", "attention_head_dim", *(() if streams > 1 else ("kv_channels",)))
+    return given or max(1, streams * hidden // query_heads)
 
 
 def _window(keys: Keys, kind: Kind) -> int:

@@ -26,7 +26,7 @@ def assumed(workload: Workload) -> tuple[str, ...]:
 
 def render(title: str, estimate: Estimate) -> str:
     """``estimate`` as text: a line for each term, the total, the range, and the notes."""
-    rows = [*estimate.parts.items(), ("= charged", estimate.bytes)]
+    rows = [*((name, size) for name, size in estimate.parts.items() if size), ("= charged", estimate.bytes)]
     if estimate.low is not None and estimate.low != estimate.bytes:
         rows.append(("  at least", estimate.low))
     width = max(len(name) for name, _ in rows)

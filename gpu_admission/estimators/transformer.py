@@ -1,0 +1,323 @@
+"""``TransformersLM``: what one ``generate`` call of a language model adds at its peak.
+
+Owns the phases (encoder, prefill, first logits, decoding) and which of them is the peak; their
+terms follow section 6 of published measurements: fused attention at batch 1 is fitted, the
+rest is derived. For engines with a pool of cache blocks use ``KVCache``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from gpu_admission.estimators.config import ModelConfig
+from gpu_admission.estimators.dtypes import whole_bytes
+from gpu_admission.estimators.families import stores_repeated_heads
+from gpu_admission.estimators.layers import Attention, State
+from gpu_admission.estimators.terms import assumed, clamp, render
+from gpu_admission.sizes import format_bytes, parse_bytes
+from gpu_admission.types import Estimate, RequestInfo, Workload
+
+Path = Literal["sdpa", "eager", "flash"]
+_LARGEST_VOCABULARY = 262_208
+"""Of a model whose config does not say: that of Gemma 3."""
+_FIXED = 2**20
+"""Factors are whole 1/2**20ths, so that all arithmetic is on ints."""
+
+
+class LMPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model needs for each token, row and position, worked out once. Bytes."""
+
+    cache: int
+    """For each token, in all layers."""
+    windows: tuple[tuple[int, int], ...]
+    """(window, bytes for each token) of the windowed layers, all of which are in ``cache`` too."""
+    tensor: int
+    """For each token, of the largest single tensor of the cache: the copy that a growing cache makes."""
+    state: int
+    """For each row."""
+    activations: int
+    """For each token of a step."""
+    hidden: int
+    """For each token of a step: what the last layer leaves."""
+    logits: int
+    """For each position that is projected to the vocabulary."""
+    score: int
+    """For each pair of positions, where scores are stored."""
+    mask: int
+    """For each pair of positions and mask, where masks are stored."""
+    expanded_mask: int
+    """For each pair of positions: the copy that the kernel makes of one mask."""
+    cross: int
+    """For each position of the encoder's output."""
+    encoder: int
+    """For each position, while the encoder runs; 0 = decoder only."""
+    positions: int
+    """Fixed number of encoder positions; 0 = the prompt's length."""
+    all_positions: bool
+    padded: bool
+    chunk: int
+    """Most prompt tokens of one step; 0 = the whole prompt."""
+    copies: int
+    """Of the cache that are alive while decoding: 2 in versions with tuples of tensors."""
+    static: int
+    """Tokens that a static cache sets aside; 0 = it grows."""
+
+
+class TransformersLM:
+    """Bytes that one ``generate`` call adds, by the model's config: the most of prefill, first
+    logits and the end of decoding. Make one with ``from_config``.
+    """
+
+    def __init__(
+        self,
+        plan: LMPlan,
+        *,
+        least: LMPlan | None = None,
+        reserved_factor: float = 1.0,
+        constant: int = 0,
+        margin: float = 0.0,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        if not 1 <= reserved_factor <= 16:
+            raise ValueError(f"reserved_factor must be between 1 and 16, got {reserved_factor!r}")
+        if not 0 <= margin <= 16:
+            raise ValueError(f"margin must be between 0 and 16, got {margin!r}")
+        self.plan = plan
+        self.least = least
+        self.reserved_factor = reserved_factor
+        self.constant = constant
+        self.margin = margin
+        self.notes = notes
+        self._reserved = round(reserved_factor * _FIXED)
+        self._margin = round((1 + margin) * _FIXED)
+        self._plain = reserved_factor == 1 and not constant and not margin
+
+    @classmethod
+    def from_config(
+        cls,
+        config: ModelConfig | Mapping[str, Any] | str | os.PathLike[str],
+        *,
+        dtype: str | None = None,
+        attention: Path = "sdpa",
+        keeps_all_logits: bool = False,
+        reserved_factor: float = 1.0,
+        padded: bool = True,
+        prefill_chunk: int = 0,
+        cache: Literal["dynamic", "static", "tuple"] = "dynamic",
+        max_cache_len: int = 0,
+    ) -> TransformersLM:
+        """The model of a Hugging Face ``config`` (a path, a ``dict``, or a ``ModelConfig``).
+
+        - ``dtype``: what it computes in; by default what the config says. Quantised weights do
+          not change it.
+        - ``attention``: the implementation that really runs. ``eager`` stores all scores.
+        - ``keeps_all_logits``: transformers before 4.45, and forwards that project every position.
+        - ``reserved_factor``: reserved over allocated memory; 1.1 to 1.4 without expandable segments.
+        - ``padded``: batches may hold prompts of different lengths, and then need a mask.
+        - ``prefill_chunk``, ``cache``, ``max_cache_len``: as given to ``generate``; ``tuple`` is for
+          code from before mid-2024, which holds the old and the new cache at once.
+
+        Raises ``ValueError`` naming the option.
+        """
+        model = ModelConfig.read(config)
+        if attention not in ("sdpa", "eager", "flash"):
+            raise ValueError(f"attention must be 'sdpa', 'eager' or 'flash', not {attention!r}")
+        if cache not in ("dynamic", "static", "tuple"):
+            raise ValueError(f"cache must be 'dynamic', 'static' or 'tuple', not {cache!r}")
+        if (cache == "static") != (max_cache_len > 0):
+            raise ValueError("max_cache_len is needed for cache='static', and only there")
+        name = dtype or model.dtype
+        if name is None:
+            raise ValueError("dtype is needed: the model config does not name one")
+        plan = _plan(
+            model,
+            name,
+            attention,
+            all_positions=keeps_all_logits,
+            padded=padded,
+            chunk=prefill_chunk,
+            copies=2 if cache == "tuple" else 1,
+            static=max_cache_len,
+        )
+        return cls(
+            plan,
+            least=_latent_plan(model, plan, whole_bytes(name, option="dtype")),
+            reserved_factor=reserved_factor,
+            notes=() if model.known else (f"model_type {model.model_type!r} is not known",),
+        )
+
+    def __call__(self, info: RequestInfo, /) -> Estimate:
+        return self.estimate(info.workload)
+
+    def estimate(self, workload: Workload) -> Estimate:
+        """Bytes that ``workload`` adds at its peak; ``parts`` are the terms of that phase."""
+        formula, phase, names, sizes = max(_phases(self.plan, workload))
+        size = self._charged(formula)
+        parts = dict(zip(names, sizes, strict=True))
+        if size != formula:
+            parts["constant, reserve and margin"] = size - formula
+        low = None if self.least is None else self._charged(max(_phases(self.least, workload))[0])
+        notes = (phase, *self.notes, *assumed(workload)) if workload.defaulted else (phase, *self.notes)
+        return Estimate(size, low, "device", parts, notes)
+
+    def explain(self, workload: Workload) -> str:
+        """The terms of the peak and the size of every phase, as text."""
+        phases = [f"  {name}: {format_bytes(size)}" for size, name, _, _ in _phases(self.plan, workload)]
+        return "\n".join([render("generate", self.estimate(workload)), "  phases:", *phases])
+
+    def calibrated(
+        self, workload: Workload, peak: int | str, *, baseline: int | str = 0, margin: float | None = None
+    ) -> TransformersLM:
+        """This estimator, moved by a constant so that it gives ``peak - baseline`` for ``workload``.
+
+        ``peak`` is measured (``torch.cuda.max_memory_allocated``) while ``workload`` ran alone, and
+        ``baseline`` before it. ``margin`` is a share put on top of all estimates, 0.05 for 5 %.
+        """
+        added = parse_bytes(peak, name="peak") - parse_bytes(baseline, name="baseline")
+        if added <= 0:
+            raise ValueError(f"peak must be above baseline, got {added} bytes more")
+        formula = max(_phases(self.plan, workload))[0]
+        return TransformersLM(
+            self.plan,
+            least=self.least,
+            reserved_factor=self.reserved_factor,
+            constant=added - -(-formula * self._reserved // _FIXED),
+            margin=self.margin if margin is None else margin,
+            notes=self.notes,
+        )
+
+    def __repr__(self) -> str:
+        plan = self.plan
+        return (
+            f"TransformersLM(cache={plan.cache} B/token, activations={plan.activations} B/token, "
+            f"constant={self.constant}, margin={self.margin:g})"
+        )
+
+    def _charged(self, size: int) -> int:
+        if self._plain:
+            return clamp(size)
+        reserved = -(-size * self._reserved // _FIXED) + self.constant
+        return clamp(-(-reserved * self._margin // _FIXED))
+
+
+Phase = tuple[int, str, tuple[str, ...], tuple[int, ...]]
+"""Bytes, name, and the names and bytes of its terms."""
+_PREFILL = ("cache", "activations", "scores and masks")
+_FIRST_LOGITS = ("cache", "logits", "hidden states")
+_DECODING = ("cache", "activations", "logits", "cache growth")
+_ENCODING = ("encoder activations", "scores and masks")
+_CROSS_DECODING = ("cross-attention cache", "encoder output", *_DECODING)
+
+
+def _phases(plan: LMPlan, workload: Workload) -> tuple[Phase, ...]:
+    rows = workload.sequences if workload.sequences > 1 else 1
+    if plan.encoder:
+        return _encoder_phases(plan, rows, plan.positions or workload.prompt_tokens, workload.new_tokens)
+    prompt, chunk = workload.prompt_tokens, plan.chunk
+    step = prompt if not chunk or prompt < chunk else chunk
+    held = rows * ((plan.static or prompt) * plan.cache + plan.state)
+    activations = rows * step * plan.activations
+    scores = rows * step * prompt * _scores(plan, rows, prompt) if plan.mask else 0
+    logits = rows * (step if plan.all_positions or workload.prompt_logprobs else 1) * plan.logits
+    hidden = rows * step * plan.hidden
+    decoding = _decoding(plan, rows, plan.static or prompt + workload.new_tokens)
+    return (
+        (held + activations + scores, "peak at prefill", _PREFILL, (held, activations, scores)),
+        (held + logits + hidden, "peak at the first logits", _FIRST_LOGITS, (held, logits, hidden)),
+        (sum(decoding), "peak at the end of decoding", _DECODING, decoding),
+    )
+
+
+def _scores(plan: LMPlan, rows: int, prompt: int) -> int:
+    """Bytes for each pair of positions: stored scores, and the masks that this batch needs."""
+    masks = 1 if plan.score or plan.chunk or (plan.padded and rows > 1) else 0
+    if plan.windows and prompt >= plan.windows[0][0]:
+        masks += 1
+    return plan.score + (masks * plan.mask + plan.expanded_mask if masks else 0)
+
+
+def _decoding(plan: LMPlan, rows: int, tokens: int) -> tuple[int, ...]:
+    """At the last token: the whole cache, its windowed layers at their window, and one step."""
+    cache = tokens * plan.cache
+    for window, size in plan.windows:
+        if tokens > window:
+            cache -= (tokens - window) * size
+    growth = 0 if plan.static else rows * tokens * plan.tensor
+    return rows * (plan.copies * cache + plan.state), rows * plan.activations, rows * plan.logits, growth
+
+
+def _encoder_phases(plan: LMPlan, rows: int, positions: int, new_tokens: int) -> tuple[Phase, ...]:
+    activations = rows * positions * plan.encoder
+    masked = plan.score or (plan.mask and rows > 1)
+    scores = rows * positions**2 * (plan.score + plan.mask + plan.expanded_mask) if masked else 0
+    output = (rows * positions * plan.cross, rows * positions * plan.hidden)
+    decoding = output + _decoding(plan, rows, plan.static or new_tokens)
+    return (
+        (activations + scores, "peak in the encoder", _ENCODING, (activations, scores)),
+        (sum(decoding), "peak at the end of decoding", _CROSS_DECODING, decoding),
+    )
+
+
+def _plan(model: ModelConfig, dtype: str, attention: Path, **options: Any) -> LMPlan:
+    size = whole_bytes(dtype, option="dtype")
+    heads = model.heads if stores_repeated_heads(model.model_type) and model.kv_heads > 1 else 0
+    stored = [a for layer in model.layers if (a := layer.attention)]
+    repeats = attention != "flash" and model.kv_heads < model.heads
+    windows: dict[int, int] = {}
+    for a in stored:
+        if a.window:
+            windows[a.window] = windows.get(a.window, 0) + _vectors(a, heads) * size
+    mlp, attending = model.mlp + 4 * model.hidden_size, _attending(model, repeats=repeats)
+    encoder = model.encoder
+    eager = attention == "eager"
+    return LMPlan(
+        cache=sum(_vectors(a, heads) for a in stored) * size,
+        windows=tuple(sorted(windows.items())),
+        tensor=max(((heads or a.heads) * max(a.key_dim, a.value_dim) for a in stored), default=0) * size,
+        state=sum(_state(layer.state, size) for layer in model.layers if layer.state),
+        activations=max(mlp, attending) * size,
+        hidden=model.hidden_size * size,
+        logits=(model.vocab_size or _LARGEST_VOCABULARY) * (size + 4),
+        score=_score_bytes(dtype) * model.heads if eager else 0,
+        mask=0 if attention == "flash" else size if eager else 1,
+        expanded_mask=size if attention == "sdpa" else 0,
+        cross=sum(_vectors(layer.cross, 0) for layer in model.layers if layer.cross) * size,
+        encoder=(max(encoder.mlp, 4 * model.heads * model.head_dim) + 4 * encoder.hidden_size) * size
+        if encoder
+        else 0,
+        positions=encoder.positions if encoder else 0,
+        **options,
+    )
+
+
+def _latent_plan(model: ModelConfig, plan: LMPlan, size: int) -> LMPlan | None:
+    """With latent attention stored as it is, which newer versions do; ``None`` for other models."""
+    stored = [a for layer in model.layers if (a := layer.attention)]
+    if not any(a.latent for a in stored):
+        return None
+    cache = sum(a.latent + a.indexer if a.latent else _vectors(a, 0) for a in stored) * size
+    return msgspec.structs.replace(plan, cache=cache, windows=(), tensor=max(a.latent for a in stored) * size)
+
+
+def _vectors(attention: Attention, heads: int) -> int:
+    return (heads or attention.heads) * (attention.key_dim + attention.value_dim) + attention.indexer
+
+
+def _state(state: State, size: int) -> int:
+    """The state proper at 32 bits, and the convolution's columns, all of them, in the compute type."""
+    return state.matrix * 4 + state.channels * state.kernel * size
+
+
+def _attending(model: ModelConfig, *, repeats: bool) -> int:
+    """Elements for each token of an attention block: queries, keys, values, rotated copies, output."""
+    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    return 4 * queries + 4 * keys + 4 * model.hidden_size + (2 * queries if repeats else 0)
+
+
+def _score_bytes(dtype: str) -> int:
+    """Of one score around an unfused softmax: bf16 has no fused cast and holds a 32-bit copy more."""
+    return 10 if dtype.removeprefix("torch.").lower() in ("bf16", "bfloat16") else 8
