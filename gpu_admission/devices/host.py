@@ -90,12 +90,10 @@ class HostMemory:
     def _limits(self) -> Iterator[tuple[int, int]]:
         """(limit, bytes left under it) of every cgroup from ours up to the mount point."""
         for files, folder, top in self._cgroups():
-            for level in (folder, *folder.parents):
+            for level in (level for level in (folder, *folder.parents) if level.is_relative_to(top)):
                 limit = _number(level / files.limit)
                 if limit is not None and limit < UNLIMITED:
                     yield limit, limit - _working_set(level, files)
-                if level == top:
-                    break
 
     def _cgroups(self) -> Iterator[tuple[_Files, Path, Path]]:
         """Our folder, and the mount point above it, in each hierarchy that controls memory."""

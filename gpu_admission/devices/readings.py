@@ -60,7 +60,7 @@ class Readings:
         """Threads and locks of another process mean nothing in this one."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._looks: list[_Look | None] = [None] * len(self._devices)
+        self._looks: dict[int, _Look] = {}
         self._stop: threading.Event | None = None
 
     def start(self) -> None:
@@ -94,17 +94,20 @@ class Readings:
             self._adopt()
         with self._lock:
             held = [self._leases(index)[1] for index in range(len(self._devices))]
-            for index, device in enumerate(self._devices):
-                look = self._looks[index]
-                if look is None or look.done:
-                    self._looks[index] = _Look(device, self._clock())
+            looks = [self._look(index) for index in range(len(self._devices))]
             until = self._clock() + self._limit
-            for index, look in enumerate(self._looks):
-                if look is not None:
-                    look.wait(until - self._clock())
-                    self._record(index, look, held[index])
+            for index, look in enumerate(looks):
+                look.wait(until - self._clock())
+                self._record(index, look, held[index])
         for index in range(len(self._devices)):
             self._tell(index)
+
+    def _look(self, index: int) -> _Look:
+        """The look that is still on its way, or a new one: never two at once."""
+        look = self._looks.get(index)
+        if look is None or look.done:
+            self._looks[index] = look = _Look(self._devices[index], self._clock())
+        return look
 
     def _record(self, index: int, look: _Look, held_before: int | None) -> None:
         now = self._clock()

@@ -62,8 +62,7 @@ class Watchdog:
         self._limit = limit
         self._hung_after = hung_after
         self._hung = 0
-        # A probe that hangs keeps its thread; no second one is spent on it.
-        self._one = anyio.CapacityLimiter(1)
+        self._in_thread = False
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -73,6 +72,9 @@ class Watchdog:
 
     async def look(self) -> Outcome:
         """Run the probe once. Its exception is told by name only, and never raised."""
+        if self._in_thread:
+            # The last one hangs still: no second thread is spent on it.
+            return self._late()
         try:
             with anyio.move_on_after(self._limit) as scope:
                 await self._call()
@@ -89,7 +91,14 @@ class Watchdog:
         if inspect.iscoroutinefunction(self._probe):
             await self._probe()
         else:
-            await anyio.to_thread.run_sync(self._probe, abandon_on_cancel=True, limiter=self._one)
+            self._in_thread = True
+            await anyio.to_thread.run_sync(self._call_sync, abandon_on_cancel=True)
+
+    def _call_sync(self) -> None:
+        try:
+            self._probe()
+        finally:
+            self._in_thread = False
 
     def _late(self) -> Outcome:
         self._hung += 1

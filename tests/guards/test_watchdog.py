@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import anyio
+import pytest
+
+from gpu_admission.guards import FaultGuard, OutOfMemoryGuard
+from gpu_admission.serving.watchdog import Watchdog
+from gpu_admission.types import Outcome
+
+pytestmark = pytest.mark.anyio
+
+
+class Admission:
+    """Feeds guards as the real one does, and notes what came."""
+
+    def __init__(self, enough: int = 1) -> None:
+        self.guards = (FaultGuard(), OutOfMemoryGuard(opens_after=1))
+        self.outcomes: list[Outcome] = []
+        self.enough = enough
+        self.done = anyio.Event()
+
+    def report(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        for guard in self.guards:
+            guard.ceiling((), [outcome], outcome.at)
+        if len(self.outcomes) >= self.enough:
+            self.done.set()
+
+
+async def run(probe: Any, admission: Admission, **options: Any) -> list[str]:
+    """Kinds of the outcomes that were reported until there were enough."""
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Watchdog(probe, admission=admission, **{"every": 0.001, **options}).run)
+            await admission.done.wait()
+            tasks.cancel_scope.cancel()
+    return [outcome.kind for outcome in admission.outcomes]
+
+
+async def test_a_healthy_probe_is_told_again_and_again() -> None:
+    admission = Admission(enough=3)
+    threads: set[str] = set()
+    assert (await run(lambda: threads.add(threading.current_thread().name), admission))[:3] == ["ok"] * 3
+    assert threading.current_thread().name not in threads, "it runs off the event loop"
+    assert admission.outcomes[0].at > 0
+
+
+async def test_an_async_probe_runs_on_the_event_loop() -> None:
+    ran: list[str] = []
+
+    async def probe() -> None:
+        ran.append(threading.current_thread().name)
+
+    admission = Admission()
+    assert (await run(probe, admission))[0] == "ok"
+    assert ran[0] == threading.current_thread().name
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("CUDA error: device-side assert triggered"), "fault"),
+        (RuntimeError("CUDA out of memory. Tried to allocate"), "oom"),
+        (ValueError("wrong shape"), "error"),
+    ],
+)
+async def test_a_failing_probe_feeds_the_same_guards(error: Exception, kind: str) -> None:
+    def probe() -> None:
+        raise error
+
+    admission = Admission()
+    assert (await run(probe, admission))[0] == kind
+    assert admission.outcomes[0].error == type(error).__name__
+    fault, memory = admission.guards
+    assert fault.restart_only == (kind == "fault")
+    assert (memory.retry_at is not None) == (kind == "oom")
+
+
+async def test_a_probe_that_hangs_is_an_error_and_then_a_fault_and_takes_one_thread_only() -> None:
+    let_go, started = threading.Event(), []
+
+    def probe() -> None:
+        started.append(1)
+        let_go.wait(30)
+
+    admission = Admission(enough=4)
+    try:
+        kinds = await run(probe, admission, limit=0.01, hung_after=3)
+    finally:
+        let_go.set()
+    assert kinds[:4] == ["error", "error", "fault", "fault"]
+    assert started == [1]
+    assert admission.outcomes[0].error == "WatchdogTimeout"
+
+
+async def test_a_probe_that_comes_back_starts_the_count_anew() -> None:
+    slow = iter([True, True, False, True, True, True])
+
+    async def probe() -> None:
+        if next(slow, False):
+            await anyio.sleep_forever()
+
+    admission = Admission(enough=6)
+    kinds = await run(probe, admission, limit=0.01, hung_after=3)
+    assert kinds[:6] == ["error", "error", "ok", "error", "error", "fault"]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"probe": 3}, TypeError, "probe must be a callable"),
+        ({"every": 0}, ValueError, "every must be above 0 seconds"),
+        ({"limit": float("inf")}, ValueError, "limit must be above 0 seconds and finite"),
+        ({"hung_after": 0}, ValueError, "hung_after must be an int of 1 or more"),
+    ],
+)
+async def test_wrong_settings_are_refused_by_name(
+    options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    await anyio.lowlevel.checkpoint()
+    with pytest.raises(error, match=text):
+        Watchdog(**{"probe": print, "admission": Admission(), **options})
