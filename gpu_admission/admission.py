@@ -129,9 +129,11 @@ class Admission:
             self._come_home()
         ticket = Ticket(estimate.bytes, lane, flow)
         with self._lock:
-            self._ledger.request(ticket, _monotonic())
+            granted = self._ledger.request(ticket, _monotonic())
             if ticket.state is State.WAITING:
                 ticket.waiter = Waiter()
+        if granted and granted != (ticket,):
+            self._wake(granted)  # who came may have let an earlier one start: it must hear of it
         if ticket.state is State.WAITING:
             await self._wait(ticket, *self._patience(lane, timeout, deadline), gone)
         elif ticket.state is State.REFUSED:
