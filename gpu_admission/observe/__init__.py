@@ -1,1 +1,25 @@
-"""What an operator sees: metrics, the status page, the decision log."""
+"""What an operator sees: metrics, the status page, logs, traces, the decision log."""
+
+from gpu_admission.http.request_id import current_request_id
+from gpu_admission.observe.logs import Logs, RequestIdFilter
+from gpu_admission.observe.metrics import Metrics
+from gpu_admission.observe.otel import OpenTelemetry
+from gpu_admission.observe.profiler import Profiler
+from gpu_admission.observe.report import Report
+from gpu_admission.observe.scrape import metrics_app
+from gpu_admission.observe.shadow import ShadowSummary
+from gpu_admission.observe.status import local_only, status_app
+
+__all__ = [
+    "Logs",
+    "Metrics",
+    "OpenTelemetry",
+    "Profiler",
+    "Report",
+    "RequestIdFilter",
+    "ShadowSummary",
+    "current_request_id",
+    "local_only",
+    "metrics_app",
+    "status_app",
+]

@@ -1,0 +1,76 @@
+"""Events that wait to be worked off in a thread.
+
+An observer may be called by the garbage collector (it closes a generator that held a
+lease) in the middle of anything, also of a metrics library that holds a lock which it can't
+take twice. So observers that count must take no lock when called: they append here, and a
+thread, or whoever reads the numbers, works it off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from gpu_admission.types import Event
+
+logger = logging.getLogger("gpu_admission")
+
+
+class Backlog:
+    """``work(events)`` is called with what has been added, every ``every`` seconds once started.
+
+    ``add`` is the deque's own ``append``: it takes no lock. ``work`` is called with an empty
+    list too, as a tick, and by one thread at a time.
+    """
+
+    def __init__(self, work: Callable[[Sequence[Event]], object], *, every: float = 1.0) -> None:
+        self._events: deque[Event] = deque()
+        self.add = self._events.append
+        self._work = work
+        self._every = every
+        self._lock = threading.RLock()
+        self._pid: int | None = None
+
+    def start(self) -> None:
+        """Work it off from now on; called again in a forked process it starts there too."""
+        if self._pid == os.getpid():
+            return
+        if self._pid is not None:
+            # Another process's thread may have held the lock when it forked.
+            self._lock = threading.RLock()
+        self._pid = os.getpid()
+        me = weakref.ref(self)
+        threading.Thread(
+            target=_keep_working, args=(me, self._every), name="gpu-admission-metrics", daemon=True
+        ).start()
+        atexit.register(_work_off, me)
+
+    def work_off(self) -> None:
+        """Work off what is there now."""
+        with self._lock:
+            events = []
+            while self._events:
+                events.append(self._events.popleft())
+            try:
+                self._work(events)
+            except Exception:
+                logger.exception("%d events could not be counted", len(events))
+
+
+def _keep_working(backlog: weakref.ref[Backlog], every: float) -> None:
+    pause = threading.Event()
+    while _work_off(backlog):
+        pause.wait(every)
+
+
+def _work_off(backlog: weakref.ref[Backlog]) -> bool:
+    current = backlog()
+    if current is None:
+        return False
+    current.work_off()
+    return True

@@ -1,0 +1,171 @@
+"""What the status page shows: open leases, the queue, the last refusals, the last ten minutes.
+
+An observer that remembers what a snapshot does not know, and puts it together with one into
+plain JSON types. Route patterns, names, bytes and times only: never a body, a raw path, a
+header or a key.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from gpu_admission.observe.accounts import accounts
+from gpu_admission.observe.history import History
+from gpu_admission.types import DeviceSnapshot, Event, LaneSnapshot
+
+if TYPE_CHECKING:
+    from gpu_admission.admission import Admission
+
+_MOST_LEASES = 300
+
+
+class Board:
+    """``admission.observe(Board())``; then ``state()``. Knows the leases that began after that."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        # The garbage collector may end a lease, and so call this, inside of this very lock.
+        self._lock = threading.RLock()
+        self._leases: dict[int, Event] = {}
+        """By number; what each holds now is in the last event of it."""
+        self._began: dict[int, float] = {}
+        self._refusals: deque[Event] = deque(maxlen=20)
+        self._measured: deque[Event] = deque(maxlen=30)
+        self._history = History()
+
+    def watch(self, admission: Admission) -> None:
+        self._admission = admission
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            if event.kind in ("admitted", "shadow"):
+                self._leases[event.lease] = event
+                self._began[event.lease] = event.at
+            elif event.kind == "resized" and event.lease in self._leases:
+                self._leases[event.lease] = event
+            elif event.kind == "released":
+                self._forget(event)
+            if event.kind == "refused" or event.reason:
+                self._refusals.append(event)
+        self._record(event.at)
+
+    def _forget(self, event: Event) -> None:
+        self._leases.pop(event.lease, None)
+        self._began.pop(event.lease, None)
+        if event.peak and event.estimate is not None:
+            self._measured.append(event)
+
+    def _record(self, now: float) -> None:
+        self._history.record(now, self._admission.in_use, self._admission.waiting)
+
+    def state(self) -> dict[str, Any]:
+        """Everything now, as plain JSON types: bytes and seconds."""
+        now = self._clock()
+        self._record(now)
+        snapshot = self._admission.snapshot()
+        with self._lock:
+            leases, began = list(self._leases.values()), dict(self._began)
+            refusals, measured = list(self._refusals), list(self._measured)
+        known = sum(event.bytes for event in leases)
+        leases.sort(key=lambda event: event.lease)
+        return {
+            "budget": self._admission.settings.name,
+            "process": os.getpid(),
+            "mode": snapshot.mode,
+            "draining": snapshot.draining,
+            "capacity": snapshot.capacity,
+            "ceiling": snapshot.ceiling,
+            "in_use": snapshot.in_use,
+            "available": snapshot.available,
+            "peak": snapshot.peak,
+            "running": snapshot.running,
+            "waiting": snapshot.waiting,
+            "waiting_bytes": snapshot.waiting_bytes,
+            "buffered": snapshot.buffered_bytes,
+            "forecast": snapshot.forecast,
+            "counts": dict(snapshot.counts),
+            "devices": [_device(device) for device in accounts(snapshot)],
+            "lanes": [_lane(lane) for lane in snapshot.lanes],
+            "leases": [_lease(event, began[event.lease], now) for event in leases[:_MOST_LEASES]],
+            "other_leases": max(0, snapshot.in_use - known),
+            "queue": [_plain(waiting) for waiting in self._admission.queue()],
+            "refusals": [_refusal(event, now) for event in reversed(refusals)],
+            "estimates": _estimates(measured),
+            "history": {"step": self._history.step, "rows": self._history.rows()},
+        }
+
+
+def _plain(struct: Any) -> dict[str, Any]:
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def _lane(lane: LaneSnapshot) -> Mapping[str, Any]:
+    return _plain(lane)
+
+
+def _device(device: DeviceSnapshot) -> Mapping[str, Any]:
+    reading = device.reading
+    unknown = reading is None or reading.used is None or reading.ours is None
+    return {
+        "name": device.name,
+        "capacity": device.capacity,
+        "in_use": device.in_use,
+        "ceiling": device.ceiling,
+        "closed_by": device.closed_by,
+        "reason": device.reason,
+        "restart_needed": device.restart_only,
+        "total": reading and reading.total,
+        "used": reading and reading.used,
+        "foreign": None if unknown or reading is None else max(0, (reading.used or 0) - (reading.ours or 0)),
+        "temperature": reading and reading.temperature,
+        "age": device.reading_age,
+        "error": reading and reading.error,
+    }
+
+
+def _lease(event: Event, began: float, now: float) -> Mapping[str, Any]:
+    return {
+        "lease": event.lease,
+        "bytes": event.bytes,
+        "lane": event.lane,
+        "route": event.route,
+        "device": event.device,
+        "age": now - began,
+    }
+
+
+def _refusal(event: Event, now: float) -> Mapping[str, Any]:
+    return {
+        "ago": now - event.at,
+        "reason": event.reason,
+        "status": event.status,
+        "shadow": event.kind == "shadow",
+        "lane": event.lane,
+        "route": event.route,
+        "bytes": event.bytes,
+    }
+
+
+def _charged(event: Event) -> int:
+    return event.bytes if event.estimate is None else event.estimate.bytes
+
+
+def _estimates(measured: Sequence[Event]) -> Mapping[str, Any]:
+    rows = [
+        {
+            "lease": event.lease,
+            "route": event.route,
+            "lane": event.lane,
+            "estimate": _charged(event),
+            "peak": event.peak or 1,
+        }
+        for event in reversed(measured)
+    ]
+    ratios = [_charged(event) / (event.peak or 1) for event in measured]
+    return {"rows": rows, "median_ratio": median(ratios) if ratios else None}

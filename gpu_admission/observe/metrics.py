@@ -1,0 +1,156 @@
+"""``Metrics``: the Prometheus side of an admission. What an event counts, and what is measured now.
+
+An observer that only notes events; they are counted in a thread, or when somebody scrapes
+in this process. The metric objects themselves are in ``families``, serving them in
+``scrape``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from gpu_admission.observe.accounts import accounts
+from gpu_admission.observe.backlog import Backlog
+from gpu_admission.observe.families import Families
+from gpu_admission.types import DeviceSnapshot, Event
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Gauge
+
+    from gpu_admission.admission import Admission
+
+_MOST_ROUTES = 50
+
+
+class Metrics:
+    """``Admission(observers=[Metrics()])``: Prometheus metrics in ``registry``, the default one if ``None``.
+
+    One for each admission; budgets are told apart by the label ``budget``, the setting
+    ``name``. Where ``PROMETHEUS_MULTIPROC_DIR`` is set, it works with several processes.
+    Raises ``ImportError`` without ``prometheus-client``.
+    """
+
+    def __init__(self, *, registry: CollectorRegistry | None = None) -> None:
+        import prometheus_client
+
+        self.registry = prometheus_client.REGISTRY if registry is None else registry
+        self._families = Families.of(self.registry)
+        self._backlog = Backlog(self._work)
+        self._add = self._backlog.add
+        self._seen: dict[tuple[str, ...], Callable[[float], None]] = {}
+        self._routes: dict[str, str] = {"*": "unmatched"}
+        self._guards: set[tuple[str, str]] = set()
+
+    def watch(self, admission: Admission) -> None:
+        """Called by the admission that it observes."""
+        if getattr(self, "_admission", admission) is not admission:
+            raise ValueError("a Metrics observes one Admission: make another one (they share their registry)")
+        self._admission = admission
+        self._name = admission.settings.name
+        self._families.show(self._name, self)
+
+    def __call__(self, event: Event) -> None:
+        self._add(event)
+        if event.kind == "started":
+            self._backlog.start()
+
+    def refresh(self) -> None:
+        """Count what has happened, and measure what is."""
+        self._backlog.work_off()
+
+    def _work(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._count(event)
+        if self._families.shown(self._name) is self:
+            self._measure(self._admission)
+
+    # what has happened
+
+    def _count(self, event: Event) -> None:
+        lane = event.lane
+        if event.kind == "released":
+            self._counter("leases_ended", lane, event.outcome)(1)
+            self._histogram("hold", lane)(event.held)
+            self._count_peak(event)
+        elif event.kind not in ("started", "resized"):
+            self._counter("requests", self._route(event.route), lane, event.kind, event.reason)(1)
+            if event.kind in ("admitted", "shadow"):
+                self._histogram("wait", lane)(event.waited)
+                self._histogram("estimate", lane)(event.bytes)
+
+    def _count_peak(self, event: Event) -> None:
+        if event.peak is None:
+            return
+        self._histogram("peak", event.lane)(event.peak)
+        if event.peak and event.estimate is not None:
+            self._histogram("ratio", event.lane)(event.estimate.bytes / event.peak)
+
+    def _counter(self, family: str, *labels: str) -> Callable[[float], None]:
+        key = (family, *labels)
+        if key not in self._seen:
+            self._seen[key] = getattr(self._families, family).labels(self._name, *labels).inc
+        return self._seen[key]
+
+    def _histogram(self, family: str, lane: str) -> Callable[[float], None]:
+        key = (family, lane)
+        if key not in self._seen:
+            self._seen[key] = getattr(self._families, family).labels(self._name, lane).observe
+        return self._seen[key]
+
+    def _route(self, route: str) -> str:
+        """The label for a route pattern. Whoever meters under ever new names gets one series for the rest."""
+        if route not in self._routes:
+            if len(self._routes) >= _MOST_ROUTES:
+                return "other"
+            self._routes[route] = route
+        return self._routes[route]
+
+    # what is
+
+    def _measure(self, admission: Admission) -> None:
+        families, snapshot = self._families, admission.snapshot()
+        for lane in snapshot.lanes:
+            families.lane_in_use.labels(self._name, lane.name).set(lane.in_use)
+            families.waiting.labels(self._name, lane.name).set(lane.waiting)
+            families.waiting_bytes.labels(self._name, lane.name).set(lane.waiting_bytes)
+        families.running.labels(self._name).set(snapshot.running)
+        families.buffered.labels(self._name).set(snapshot.buffered_bytes)
+        for device in accounts(snapshot):
+            self._measure_device(device)
+
+    def _measure_device(self, device: DeviceSnapshot) -> None:
+        families, labels = self._families, (self._name, device.name)
+        ceiling = device.capacity if device.ceiling is None else min(device.ceiling, device.capacity)
+        families.capacity.labels(*labels).set(device.capacity)
+        families.ceiling.labels(*labels).set(ceiling)
+        families.in_use.labels(*labels).set(device.in_use)
+        families.breaker_open.labels(*labels).set(device.ceiling == 0)
+        families.restart_needed.labels(*labels).set(device.restart_only)
+        if device.closed_by:
+            self._guards.add((device.name, device.closed_by))
+        for name, guard in self._guards:
+            if name == device.name:
+                families.limited_by.labels(*labels, guard).set(device.closed_by == guard)
+        self._measure_reading(device, labels)
+
+    def _measure_reading(self, device: DeviceSnapshot, labels: Sequence[str]) -> None:
+        reading, families = device.reading, self._families
+        if reading is None:
+            return
+        foreign = None if reading.used is None or reading.ours is None else reading.used - reading.ours
+        read_at = None if device.reading_age is None else time.time() - device.reading_age
+        values: Iterable[tuple[Gauge, float | None]] = (
+            (families.device_total, reading.total),
+            (families.device_used, reading.used),
+            (families.device_free, reading.free),
+            (families.device_foreign, None if foreign is None else max(0, foreign)),
+            (families.device_temperature, reading.temperature),
+            (families.device_utilization, reading.utilization),
+            (families.device_read_at, read_at),
+        )
+        for gauge, value in values:
+            # Unknown is never zero: no comparison holds for it.
+            gauge.labels(*labels).set(math.nan if value is None else value)

@@ -1,0 +1,72 @@
+"""The effective configuration as one line, for the log at start.
+
+Owns how settings are put into words. No value of a callable, key or header is ever shown,
+only its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from gpu_admission.budget.lanes import Lane
+from gpu_admission.sizes import format_bytes
+
+if TYPE_CHECKING:
+    from gpu_admission.admission import Admission
+    from gpu_admission.settings import Settings
+
+_ALWAYS = ("mode", "estimator", "timeout", "max_waiting", "max_body_bytes", "routes", "methods")
+_SIZES = ("max_body_bytes", "max_buffered_bytes", "fallback", "reserve")
+
+
+def start_line(admission: Admission) -> str:
+    """``admission``'s budget, its main settings, and every other one that is not at its default."""
+    settings = admission.settings
+    shown = [f"{name}={_word(name, getattr(settings, name))}" for name in _shown(settings)]
+    return f"gpu_admission {settings.name!r} starts: capacity={_capacity(admission)} {' '.join(shown)}"
+
+
+def _shown(settings: Settings) -> list[str]:
+    defaults = {field.name: field.default for field in fields(settings)}
+    changed = [name for name in defaults if getattr(settings, name) != _checked(defaults[name])]
+    return [*_ALWAYS, *(name for name in changed if name not in (*_ALWAYS, "capacity", "name", "placement"))]
+
+
+def _checked(default: Any) -> Any:
+    return tuple(default) if isinstance(default, (tuple, list)) else default
+
+
+def _capacity(admission: Admission) -> str:
+    names = admission.device_names
+    total = admission.snapshot().capacity
+    if not total:
+        return f"not measured yet ({admission.settings.capacity or 'what the device has free'})"
+    each = f" on {len(names)} devices ({', '.join(names)})" if len(names) > 1 else f" on {names[0]}"
+    return format_bytes(total) + each
+
+
+def _word(name: str, value: Any) -> str:
+    if name in _SIZES and value is not None:
+        return format_bytes(value).replace(" ", "")
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_word(name, each)}" for key, each in value.items()) + "}"
+    if isinstance(value, (set, frozenset)):
+        return _word(name, sorted(value, key=str))
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(_word(name, each) for each in value) + "]"
+    if isinstance(value, Lane):
+        return value.name
+    if value is None:
+        return "all" if name == "routes" else "none"
+    if isinstance(value, float):
+        return "unlimited" if value == math.inf else f"{value:g}"
+    return _name(value)
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, (str, int)):
+        return str(value)
+    return str(getattr(value, "name", None) or getattr(value, "__qualname__", None) or type(value).__name__)
