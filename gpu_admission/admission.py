@@ -8,13 +8,14 @@ the edge's work (``http``), who may start the ledger's.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import anyio
 
@@ -27,7 +28,10 @@ from gpu_admission.loops import call_soon, is_running, running_loop
 from gpu_admission.refusals import Refusals
 from gpu_admission.settings import Options, Settings
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import Estimate, Event, LaneSnapshot, Snapshot
+from gpu_admission.types import Estimate, Event, LaneSnapshot, Observer, Snapshot, Waiting
+
+if TYPE_CHECKING:
+    from gpu_admission.observe.report import Report
 
 logger = logging.getLogger("gpu_admission")
 _running_loop = asyncio._get_running_loop
@@ -65,9 +69,13 @@ class Admission:
         self._lock = threading.RLock()
         self._late: list[Lease] = []
         self._loop: Any = _NO_LOOP
-        self._observers = settings.observers
+        self._started = False
+        self.needs_request_id = False
+        self.observers: tuple[Observer, ...] = ()
         self._ledger = self._new_ledger()
         self._refusals = Refusals(settings, self._ledger)
+        for observer in (*settings.observers, *self._own_observers()):
+            self.observe(observer)
 
     def _new_ledger(self) -> Ledger:
         settings = self.settings
@@ -140,7 +148,7 @@ class Admission:
             raise self._why_not(ticket)
         self.counts["admitted"] += 1
         lease = Lease(self, ticket, estimate, route, ticket.granted_at - ticket.arrived)
-        if self._observers:
+        if self.observers:
             self._tell("admitted", lease)
         return lease
 
@@ -206,6 +214,7 @@ class Admission:
         lease = Lease(self, ticket, estimate, route, 0.0)
         if self.mode == "off":
             return lease
+        self.start()
         with self._lock:
             self._ledger.request(ticket, _monotonic())
             would = "" if ticket.state is State.GRANTED else self._would_refuse(ticket)
@@ -216,7 +225,7 @@ class Admission:
         self.counts["admitted"] += 1
         if would:
             self.counts[f"shadow_{would}"] += 1
-        if self._observers:
+        if self.observers:
             self._tell("shadow", lease, reason=would)
         return lease
 
@@ -234,7 +243,7 @@ class Admission:
         """Complete a refusal on its way out, count it and tell the observers."""
         self._refusals.complete(rejected, needed, _monotonic())
         self.counts[rejected.reason] += 1
-        if self._observers:
+        if self.observers:
             self._emit(
                 "refused", route, lane, rejected.needed or 0, reason=rejected.reason, status=rejected.status
             )
@@ -242,7 +251,7 @@ class Admission:
     def left(self, *, lane: int = 0, route: str = "*") -> None:
         """Count a client that went away before the app was called."""
         self.counts["disconnected"] += 1
-        if self._observers:
+        if self.observers:
             self._emit("disconnected", route, lane, 0)
 
     # ending and changing one
@@ -263,7 +272,7 @@ class Admission:
             granted = self._ledger.release(lease.ticket, now)
         if granted:
             self._wake(granted)
-        if self._observers:
+        if self.observers:
             self._tell("released", lease, held=now - lease.ticket.granted_at)
         while self._late:
             self._end(self._late.pop())
@@ -283,6 +292,8 @@ class Admission:
             rejected = self._refusals.no_room(size)
             self._refusals.complete(rejected, size, _monotonic())
             raise rejected
+        if self.observers:
+            self._tell("resized", lease)
 
     def _wake(self, granted: Sequence[Ticket]) -> None:
         if not granted:
@@ -309,6 +320,7 @@ class Admission:
                 )
             self._loop = loop
             self._ledger.refuse_all(_monotonic())
+        self.start()
 
     # changing the whole
 
@@ -391,6 +403,42 @@ class Admission:
 
     # what is told
 
+    def start(self) -> None:
+        """Work begins in this process: said once, at the server's startup or else at the first request."""
+        if self._started:
+            return
+        self._started = True
+        from gpu_admission.observe.startline import start_line
+
+        logger.info("%s", start_line(self))
+        if self.observers:
+            self._emit("started", "*", 0, self._ledger.capacity)
+
+    def observe(self, observer: Observer) -> None:
+        """Call ``observer`` with each event from now on.
+
+        One that has a method ``watch`` is given this admission first. One that has a true
+        ``needs_request_id`` finds it with ``gpu_admission.observe.current_request_id``.
+        """
+        watch = getattr(observer, "watch", None)
+        if watch is not None:
+            watch(self)
+        self.observers = (*self.observers, observer)
+        self.needs_request_id = any(getattr(each, "needs_request_id", False) for each in self.observers)
+
+    def _own_observers(self) -> Sequence[Observer]:
+        """What the settings ask for by name."""
+        own: list[Observer] = []
+        if self.mode == "shadow":
+            from gpu_admission.observe.shadow import ShadowSummary
+
+            own.append(ShadowSummary())
+        if self.settings.profile:
+            from gpu_admission.observe.profiler import Profiler
+
+            own.append(Profiler(self.settings.profile))
+        return own
+
     def _tell(self, kind: Any, lease: Lease, **more: Any) -> None:
         ticket = lease.ticket
         self._emit(
@@ -409,13 +457,46 @@ class Admission:
 
     def _emit(self, kind: Any, route: str, lane: int, size: int, **more: Any) -> None:
         event = Event(kind=kind, at=_monotonic(), route=route, lane=self.lane_names[lane], bytes=size, **more)
-        for observer in self._observers:
+        for observer in self.observers:
             try:
                 observer(event)
             except Exception:
                 logger.exception("observer %r failed", observer)
 
     # what there is to see
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that leases hold now."""
+        return self._ledger.in_use
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue now."""
+        return self._ledger.waiting
+
+    def report(self) -> Report:
+        """What the policy did so far, and whether it could ever have fired; ``str`` of it is for people."""
+        from gpu_admission.observe.report import report
+
+        return report(self.snapshot(), self.settings, self._ledger.asked)
+
+    def queue(self, most: int = 100) -> tuple[Waiting, ...]:
+        """The first ``most`` of those who wait, by priority of their lane, then by arrival."""
+        with self._lock:
+            ledger, now = self._ledger, _monotonic()
+            line = (
+                (-lane.lane.priority, ticket.arrived, ticket)
+                for lane in ledger.lanes
+                for ticket in lane.tickets()
+            )
+            ahead = -ledger.available
+            waiting = []
+            for _, arrived, ticket in heapq.nsmallest(most, line, key=lambda entry: entry[:2]):
+                ahead += ticket.bytes
+                forecast = ledger.drain.seconds(max(ahead, ticket.bytes))
+                waiting.append(Waiting(self.lane_names[ticket.lane], ticket.bytes, now - arrived, forecast))
+            return tuple(waiting)
 
     def snapshot(self) -> Snapshot:
         """Everything at this instant: cheap, consistent, JSON-able."""

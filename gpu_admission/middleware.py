@@ -39,6 +39,8 @@ class GPUAdmission:
         admission = self.admission
         rule = admission.metering.rule(scope) if scope["type"] == "http" else None
         if rule is None or admission.mode == "off" or admission.held() is not None:
+            if scope["type"] == "lifespan":
+                admission.start()
             await self.app(scope, receive, send)
             return
         intake = Intake(admission, rule, scope, receive)

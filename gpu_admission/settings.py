@@ -65,6 +65,7 @@ class Options(TypedDict, total=False):
     oom_status: int | None
     clamp_new_tokens: bool
     server_timing: bool
+    profile: int
     name: str
 
 
@@ -126,6 +127,8 @@ class Settings:
     clamp_new_tokens: bool = False
     server_timing: bool = False
     """Tell the time in the queue in a ``Server-Timing`` header."""
+    profile: int = 0
+    """Trace this many of the next admitted requests with ``torch.profiler``."""
     name: str = "default"
     """Tells budgets apart in metrics and logs."""
 
@@ -154,6 +157,7 @@ class Settings:
         for name, least in (
             ("max_waiting", 0),
             ("max_bypass", 0),
+            ("profile", 0),
             ("max_running", 1),
             ("max_waiting_per_flow", 1),
         ):

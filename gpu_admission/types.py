@@ -279,7 +279,8 @@ class Guard(Protocol):
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that happened to a request. Observers get each; it carries no body and no key."""
 
-    kind: Literal["admitted", "refused", "disconnected", "released", "shadow"]
+    kind: Literal["started", "admitted", "refused", "disconnected", "resized", "released", "shadow"]
+    """``started``: work begins in this process. ``resized``: ``bytes`` is what the lease holds now."""
     at: float
     """``time.monotonic()``."""
     route: str
@@ -303,6 +304,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Observer: TypeAlias = Callable[[Event], None]
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """One request in the queue; bytes and seconds."""
+
+    lane: str
+    bytes: int
+    waited: float
+    forecast: float | None
+    """Seconds until its bytes should be free; ``None`` = not known."""
 
 
 class LaneSnapshot(msgspec.Struct, frozen=True):

@@ -204,6 +204,11 @@ class Ledger:
         """The median of the sizes asked lately; 0 while nothing was."""
         return self._median() if self._asked else 0
 
+    @property
+    def asked(self) -> Sequence[int]:
+        """Sizes asked lately, oldest first."""
+        return tuple(self._asked)
+
     def forecast(self, size: int, now: float) -> float | None:
         """Seconds that ``size`` bytes would wait if they came now; ``None`` while nothing has drained."""
         ahead = self.waiting_bytes + size - self.available

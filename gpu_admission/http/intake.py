@@ -18,6 +18,7 @@ from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.http.headers import deadline, declared_length, encodings
+from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
 from gpu_admission.lease import Lease
 from gpu_admission.metering import OFFLOAD_BYTES, Rule, estimate
@@ -44,6 +45,8 @@ class Intake:
     async def lease(self) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``."""
         admission = self.admission
+        if admission.needs_request_id:
+            name_request(self.scope)
         try:
             admission.check_open()
             estimated = await self._estimate()
