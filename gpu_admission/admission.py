@@ -245,14 +245,22 @@ class Admission:
         self.counts[rejected.reason] += 1
         if self.observers:
             self._emit(
-                "refused", route, lane, rejected.needed or 0, reason=rejected.reason, status=rejected.status
+                Event(
+                    kind="refused",
+                    at=_monotonic(),
+                    route=route,
+                    lane=self.lane_names[lane],
+                    bytes=rejected.needed or 0,
+                    reason=rejected.reason,
+                    status=rejected.status,
+                )
             )
 
     def left(self, *, lane: int = 0, route: str = "*") -> None:
         """Count a client that went away before the app was called."""
         self.counts["disconnected"] += 1
         if self.observers:
-            self._emit("disconnected", route, lane, 0)
+            self._emit(Event(kind="disconnected", at=_monotonic(), route=route, lane=self.lane_names[lane]))
 
     # ending and changing one
 
@@ -412,7 +420,10 @@ class Admission:
 
         logger.info("%s", start_line(self))
         if self.observers:
-            self._emit("started", "*", 0, self._ledger.capacity)
+            lane = self.lane_names[0]
+            self._emit(
+                Event(kind="started", at=_monotonic(), route="*", lane=lane, bytes=self._ledger.capacity)
+            )
 
     def observe(self, observer: Observer) -> None:
         """Call ``observer`` with each event from now on.
@@ -439,24 +450,27 @@ class Admission:
             own.append(Profiler(self.settings.profile))
         return own
 
-    def _tell(self, kind: Any, lease: Lease, **more: Any) -> None:
+    def _tell(self, kind: Any, lease: Lease, *, reason: str = "", held: float = 0.0) -> None:
         ticket = lease.ticket
         self._emit(
-            kind,
-            lease.route,
-            ticket.lane,
-            ticket.bytes,
-            waited=lease.waited,
-            device=lease.device,
-            peak=lease.peak,
-            lease=lease.number,
-            estimate=lease.estimate,
-            outcome=lease.outcome[0],
-            **more,
+            Event(
+                kind=kind,
+                at=_monotonic(),
+                route=lease.route,
+                lane=self.lane_names[ticket.lane],
+                reason=reason,
+                bytes=ticket.bytes,
+                waited=lease.waited,
+                held=held,
+                device=self.device_names[ticket.device],
+                peak=lease.peak,
+                outcome=lease.outcome[0],
+                lease=lease.number,
+                estimate=lease.estimate,
+            )
         )
 
-    def _emit(self, kind: Any, route: str, lane: int, size: int, **more: Any) -> None:
-        event = Event(kind=kind, at=_monotonic(), route=route, lane=self.lane_names[lane], bytes=size, **more)
+    def _emit(self, event: Event) -> None:
         for observer in self.observers:
             try:
                 observer(event)
