@@ -129,7 +129,7 @@ class RequestInfo:
 
     @property
     def headers(self) -> Headers:
-        return Headers(scope=self.scope)
+        return Headers(raw=list(self.scope.get("headers", ())))
 
     @property
     def query(self) -> QueryParams:

@@ -12,11 +12,16 @@ import anyio
 
 from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft, TooLarge
+from gpu_admission.lease import Lease, outside
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive
 
 WATCHED_BYTES = 64 * 1024
 """A client that is watched while it waits may send this much ahead; then its upload pauses."""
+MANY_MESSAGES = 256
+MESSAGE_BYTES = 256
+"""What a message takes beside its bytes. Counted for a body that comes in more than ``MANY_MESSAGES``:
+cut into single bytes, it would hold hundreds of times its size."""
 
 
 class Body:
@@ -30,6 +35,9 @@ class Body:
     disconnected: Message | None = None
     failure: Exception | None = None
     """What the server's ``receive`` raised while the client was watched."""
+    lease: Lease | None = None
+    """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
+    _extra = 0
 
     def __init__(self, receive: Receive, buffer: BufferedBytes, limit: int) -> None:
         self._receive = receive
@@ -42,7 +50,7 @@ class Body:
             return self._messages.popleft()
         if self.disconnected is not None:
             return self.disconnected
-        message = await self._receive()
+        message = await (self._receive() if self.lease is None else outside(self.lease, self._receive))
         if message["type"] == "http.disconnect":
             self.disconnected = message
         return message
@@ -60,12 +68,17 @@ class Body:
         Every message that it receives is kept for the app.
         """
         try:
-            while self.disconnected is None:
-                if not self.complete and self.size > WATCHED_BYTES:
-                    await anyio.sleep_forever()
+            while not (self.complete or self.disconnected) and self.size <= WATCHED_BYTES:
+                self._keep(await self._receive())
+            if self.complete and self.disconnected is None:
+                # Nothing but a disconnect can follow. A receive that repeats the body, as some
+                # middlewares leave it behind, would never suspend: it is asked once.
                 self._keep(await self._receive())
         except Exception as error:
             self.failure = error
+            return
+        if self.disconnected is None:
+            await anyio.sleep_forever()
 
     def content(self) -> bytes:
         """The whole body, as it came. One copy, none where it came in one piece."""
@@ -76,7 +89,7 @@ class Body:
 
     def hand_over(self) -> None:
         """It waits no more: what is buffered is the app's now, and not counted any longer."""
-        self._buffer.give(self.size)
+        self._buffer.give(self.size + self._extra)
 
     def _keep(self, message: Message) -> None:
         kind = message["type"]
@@ -93,5 +106,7 @@ class Body:
             raise TooLarge(
                 "body_too_large", f"the body is larger than max_body_bytes={format_bytes(self._limit)}"
             )
-        self._buffer.take(size)
+        extra = MESSAGE_BYTES if len(self._messages) > MANY_MESSAGES else 0
+        self._buffer.take(size + extra)
         self.size += size
+        self._extra += extra

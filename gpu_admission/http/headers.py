@@ -11,13 +11,13 @@ _DEADLINES = (b"x-request-deadline", b"x-stainless-read-timeout")
 
 def declared_length(scope: Scope) -> int | None:
     """``Content-Length``, where it is a plain number; anything else is ignored and bytes are counted."""
-    value: bytes = dict(scope["headers"]).get(b"content-length", b"")
+    value: bytes = dict(scope.get("headers", ())).get(b"content-length", b"")
     return int(value) if value.isdigit() and len(value) < 20 else None
 
 
 def encodings(scope: Scope) -> list[str]:
     """The body's content encodings in the order in which they were applied."""
-    headers = scope["headers"]
+    headers = scope.get("headers", ())
     if b"content-encoding" not in dict(headers):
         return []
     values = b",".join([value for name, value in headers if name == b"content-encoding"])
@@ -27,7 +27,7 @@ def encodings(scope: Scope) -> list[str]:
 
 def deadline(scope: Scope) -> float | None:
     """Seconds that the client will wait, by its own headers; nonsense is ignored."""
-    waits = [_seconds(value) for name, value in scope["headers"] if name in _DEADLINES]
+    waits = [_seconds(value) for name, value in scope.get("headers", ()) if name in _DEADLINES]
     shortest = min(waits, default=math.inf)
     return None if shortest == math.inf else shortest
 

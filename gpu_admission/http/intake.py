@@ -21,12 +21,11 @@ from gpu_admission.http.headers import deadline, declared_length, encodings
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
 from gpu_admission.lease import Lease
-from gpu_admission.metering import OFFLOAD_BYTES, Rule, estimate
+from gpu_admission.metering import Rule, estimate
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Receive, RequestInfo, Scope
 
 logger = logging.getLogger("gpu_admission")
-_PACKED_OFFLOAD_BYTES = OFFLOAD_BYTES // 64
 
 
 class Intake:
@@ -49,6 +48,7 @@ class Intake:
             name_request(self.scope)
         try:
             admission.check_open()
+            self._check_declared()
             estimated = await self._estimate()
             if admission.picks_lanes:
                 self._choose_lane()
@@ -82,7 +82,7 @@ class Intake:
         finally:
             self.info.forget()
 
-    async def _read(self) -> None:
+    def _check_declared(self) -> None:
         declared = declared_length(self.scope)
         limit = self.admission.settings.max_body_bytes
         if declared is not None and declared > limit:
@@ -90,10 +90,13 @@ class Intake:
                 "body_too_large",
                 f"Content-Length of {format_bytes(declared)} is above max_body_bytes={format_bytes(limit)}",
             )
+
+    async def _read(self) -> None:
         await self.body.read()
         packed = encodings(self.scope)
         self.info.read_from(self._unpacking(packed) if packed else self.body.content)
-        if packed and self.body.size > _PACKED_OFFLOAD_BYTES:
+        if packed:
+            # However short it is: a few bytes may unpack to all that is allowed.
             await anyio.to_thread.run_sync(lambda: self.info.body)
 
     def _unpacking(self, packed: list[str]) -> Callable[[], bytes]:
@@ -121,6 +124,7 @@ class Intake:
         if settings.flow is not None:
             flow = self._pick("flow", settings.flow)
             self.flow = flow if isinstance(flow, Hashable) and flow is not None else ""
+        self.info.forget()
 
     def _pick(self, setting: str, picker: Callable[[RequestInfo], Any]) -> Any:
         """What ``picker`` says; a request is never lost because a picker failed on it."""
