@@ -23,7 +23,7 @@ from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import State, Ticket
 from gpu_admission.errors import ClientLeft, Rejected
-from gpu_admission.lease import Lease, LeaseContext, held_lease
+from gpu_admission.lease import Lease, LeaseContext, nesting_lease
 from gpu_admission.loops import call_soon, is_running, running_loop
 from gpu_admission.refusals import Refusals
 from gpu_admission.settings import Options, Settings
@@ -397,8 +397,8 @@ class Admission:
         return self._ledger.largest()
 
     def held(self) -> Lease | None:
-        """The lease of this admission that the running request holds already."""
-        return held_lease(self)
+        """The lease of this admission that the arriving request holds already."""
+        return nesting_lease(self)
 
     def lane_index(self, name: str | None) -> int:
         """The place of the lane called ``name``; ``None`` is the first."""

@@ -8,8 +8,11 @@ Owns the end of holding: released once, by whoever is last of the app and the ha
 from __future__ import annotations
 
 import itertools
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+import anyio
 
 from gpu_admission.errors import Rejected
 from gpu_admission.sizes import format_bytes, parse_bytes
@@ -18,6 +21,9 @@ from gpu_admission.types import Estimate, Outcome
 if TYPE_CHECKING:
     from gpu_admission.admission import Admission
     from gpu_admission.budget.ticket import Ticket
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _current: ContextVar[Lease | None] = ContextVar("gpu_admission.lease", default=None)
 _numbers = itertools.count(1)
@@ -39,6 +45,26 @@ def held_lease(admission: Admission) -> Lease | None:
     return lease
 
 
+def nesting_lease(admission: Admission) -> Lease | None:
+    """The open lease of ``admission`` inside whose request the arriving one was made.
+
+    A lease that is in its context only because the server went on to the connection's next
+    request there, from the task of the last one, is not it.
+    """
+    lease = held_lease(admission)
+    if lease is None or lease.task is None:
+        return lease
+    return None if _started_alike(lease.task, anyio.get_current_task()) else lease
+
+
+def _started_alike(task: anyio.TaskInfo, other: anyio.TaskInfo) -> bool:
+    """Whether two tasks run the same coroutine function for the same parent, as a server's requests do."""
+    if task.id == other.id or task.parent_id != other.parent_id:
+        return False
+    code: object = getattr(task.coro, "cr_code", None)
+    return code is getattr(other.coro, "cr_code", None)
+
+
 class Lease:
     """The held right to use ``bytes`` of ``device``. It ends once; every method is thread-safe."""
 
@@ -48,6 +74,8 @@ class Lease:
     peak: int | None = None
     """What ``record_peak`` was told."""
     outcome: tuple[Literal["ok", "error", "oom", "fault", "client"], str] = ("ok", "")
+    task: anyio.TaskInfo | None = None
+    """The request's task, where it sends its answer while the lease is in its context."""
     _handles = 0
     _returned = False
 
@@ -211,3 +239,18 @@ def leave(lease: Lease) -> None:
     """Undo ``enter``; where another context runs (a generator closed elsewhere) there is nothing to undo."""
     if _current.get() is lease:
         _current.set(lease.outer)
+
+
+async def outside(lease: Lease, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """``await call(...)`` as if ``lease`` had not been entered: for what runs in the server.
+
+    A server may start the connection's next request inside ``send`` or ``receive``, or in a
+    callback that it registers there. That request is not nested in this one, whose lease it
+    would take for its own.
+    """
+    inside = _current.get()
+    _current.set(lease.outer)
+    try:
+        return await call(*args, **kwargs)
+    finally:
+        _current.set(inside)

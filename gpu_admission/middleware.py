@@ -9,11 +9,12 @@ from typing import Unpack
 
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected
+from gpu_admission.http.answer import released_at_end, sent_outside
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
 from gpu_admission.lease import Lease, enter, leave
 from gpu_admission.settings import Options
-from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
+from gpu_admission.types import ASGIApp, Receive, Scope, Send
 
 SCOPE_KEY = "gpu_admission.lease"
 
@@ -51,7 +52,7 @@ class GPUAdmission:
             return
         except ClientLeft:
             return
-        scope[SCOPE_KEY] = lease
+        scope[SCOPE_KEY] = intake.body.lease = lease
         enter(lease)
         try:
             await self.app(scope, intake.body, self._send(lease, send))
@@ -64,15 +65,5 @@ class GPUAdmission:
             scope.pop(SCOPE_KEY, None)
 
     def _send(self, lease: Lease, send: Send) -> Send:
-        return _released_at_end(lease, send) if self.admission.settings.hold == "response" else send
-
-
-def _released_at_end(lease: Lease, send: Send) -> Send:
-    """``send``, and the end of ``lease`` once the last chunk of the body is sent."""
-
-    async def send_and_release(message: Message) -> None:
-        await send(message)
-        if message["type"] == "http.response.body" and not message.get("more_body", False):
-            lease.release()
-
-    return send_and_release
+        outside = sent_outside(lease, send)
+        return released_at_end(lease, outside) if self.admission.settings.hold == "response" else outside

@@ -14,11 +14,14 @@ import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, Any
 
+import anyio
 from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
+from gpu_admission.http.answer import sent_outside
+from gpu_admission.http.body import Body
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
 from gpu_admission.lease import Lease, enter, leave
@@ -30,7 +33,7 @@ _LEASE = "gpu_admission_lease"
 _ANSWER = "gpu_admission.answer"
 _HEAD_BYTES = 64 * 1024
 _FORM_READ = (
-    "the endpoint's form was read before its lease: use info.parts, or put GPUAdmission in front of the app"
+    "the body was read before its lease: of a form use info.parts, or put GPUAdmission in front of the app"
 )
 
 
@@ -74,6 +77,7 @@ class Door:
             yield held
             return
         lease = await self._lease_or_answer(request)
+        lease.task = anyio.get_current_task()
         enter(lease)
         try:
             yield lease
@@ -104,7 +108,7 @@ class Door:
             raise
         finally:
             leave(lease)
-        return HeldResponse(response, lease)
+        return HeldResponse(response, lease, intake.body)
 
     async def _lease_or_answer(self, request: Request) -> Lease:
         intake = self._intake(request)
@@ -125,9 +129,10 @@ class Door:
     def _intake(self, request: Request) -> Intake:
         rule = self._rule(request.scope)
         intake = Intake(self.admission, rule, request.scope, _receive_of(request))
-        if request._form is not None:
+        if _was_streamed(request):
             intake.body.complete = True
             intake.info = _info_of_form(request, rule)
+            rule.needs_body = False
         request._receive = intake.body
         return intake
 
@@ -139,14 +144,18 @@ class Door:
 class HeldResponse:
     """A response that gives its lease back once it has been sent; it looks like the response."""
 
-    def __init__(self, response: Any, lease: Lease) -> None:
-        self._response = response
-        self._lease = lease
+    _response: Any
+    _lease: Lease
+    _body: Body
+
+    def __init__(self, response: Any, lease: Lease, body: Body) -> None:
+        body.lease = lease
+        self.__dict__.update(_response=response, _lease=lease, _body=body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         enter(self._lease)
         try:
-            await self._response(scope, receive, send)
+            await self._response(scope, self._body, sent_outside(self._lease, send))
         except BaseException as error:
             self._lease.finish(error)
             raise
@@ -156,6 +165,9 @@ class HeldResponse:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._response, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._response, name, value)
 
     def __del__(self) -> None:
         """A response that was thrown away is never sent: its bytes come back with it."""
@@ -177,6 +189,11 @@ async def _answer(request: Request, error: Exception) -> ASGIApp:
 # reading what the framework may have read already
 
 
+def _was_streamed(request: Request) -> bool:
+    """Whether the body is gone: read as a form, or piece by piece by something before us."""
+    return request._form is not None or (request._stream_consumed and not hasattr(request, "_body"))
+
+
 def _receive_of(request: Request) -> Receive:
     """The request's ``receive``; a body that was read by now is replayed first."""
     if not hasattr(request, "_body"):
@@ -191,7 +208,7 @@ def _receive_of(request: Request) -> Receive:
 
 
 def _info_of_form(request: Request, rule: Rule) -> RequestInfo:
-    """The request with its form's parts; its body is gone."""
+    """The request with its form's parts, if it has a form; its body is gone."""
 
     def gone() -> bytes:
         raise UnreadableBody(_FORM_READ)
