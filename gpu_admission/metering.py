@@ -7,16 +7,18 @@ decided here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import math
+import numbers
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import anyio.to_thread
 
-from gpu_admission.errors import UnreadableBody
+from gpu_admission.errors import Rejected
 from gpu_admission.patterns import Patterns, route_path
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 from gpu_admission.types import Dialect, Estimate, Estimator, RequestInfo, Scope
@@ -143,7 +145,8 @@ def _methods(methods: Any) -> frozenset[str]:
 async def estimate(rule: Rule, info: RequestInfo, otherwise: int) -> Estimate:
     """What ``info`` is charged, between 1 byte and ``MAX_BYTES``.
 
-    A failed estimator is logged, and charged ``otherwise``. Raises ``UnreadableBody``.
+    A failed estimator is logged, and charged ``otherwise``. Raises ``UnreadableBody``, and
+    ``TooLarge`` or ``QueueFull`` where unpacking the body for the estimator does.
     """
     estimator = rule.estimator
     try:
@@ -155,10 +158,10 @@ async def estimate(rule: Rule, info: RequestInfo, otherwise: int) -> Estimate:
             result = estimator(info)
         if type(result) is int and 0 < result <= MAX_BYTES:
             return Estimate(result)
-        if isinstance(result, Estimate) and 0 < result.bytes <= MAX_BYTES:
+        if isinstance(result, Estimate) and type(result.bytes) is int and 0 < result.bytes <= MAX_BYTES:
             return result
         return _checked(await result if isinstance(result, Awaitable) else result)
-    except UnreadableBody:
+    except Rejected:
         raise
     except Exception as error:
         name = type(error).__name__
@@ -179,10 +182,9 @@ def _is_async(estimator: Callable[..., object]) -> bool:
 
 
 def _read_ahead(info: RequestInfo) -> None:
-    try:
+    """Read the workload here; an estimator that asks for it meets its errors again."""
+    with contextlib.suppress(Exception):
         _ = info.workload
-    except UnreadableBody:
-        return
 
 
 def _checked(result: object) -> Estimate:
@@ -191,9 +193,11 @@ def _checked(result: object) -> Estimate:
     return Estimate(_whole(result))
 
 
-def _whole(size: object) -> int:
-    if isinstance(size, bool) or not isinstance(size, (int, float)):
+def _whole(size: Any) -> int:
+    """``size``, which may be of numpy's types too, as a number of bytes."""
+    if isinstance(size, bool) or not isinstance(size, numbers.Real):
         raise TypeError(f"an estimator must return bytes as an int or an Estimate, not {type(size).__name__}")
-    if not math.isfinite(size) or size < 0:
-        raise ValueError(f"an estimator returned {size!r}, which is no size")
-    return min(MAX_BYTES, max(1, math.ceil(size)))
+    if not 0 <= size < math.inf:
+        raise ValueError("an estimator returned a negative number, infinity or NaN, which is no size")
+    whole = int(size) if isinstance(size, numbers.Integral) else math.ceil(float(size))
+    return max(1, min(whole, MAX_BYTES))

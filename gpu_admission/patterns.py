@@ -51,4 +51,5 @@ def _compile(pattern: object, name: str) -> re.Pattern[str]:
         raise ValueError(f"{name}: the path pattern {pattern!r} must start with '/' or '*'")
     trimmed = pattern.rstrip("/") or "/"
     parts = (_MEANING.get(token, re.escape(token)) for token in _TOKEN.findall(trimmed))
-    return re.compile("".join(parts), re.DOTALL)
+    # Starlette's routes end in "$", which matches before a last line feed too: so must these.
+    return re.compile("".join(parts) + "\n?", re.DOTALL)
