@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 import anyio.to_thread
@@ -122,8 +122,7 @@ class Intake:
             name = self._pick("lane", settings.lane)
             self.lane = self.admission.lane_index(name if name in self.admission.lane_names else None)
         if settings.flow is not None:
-            flow = self._pick("flow", settings.flow)
-            self.flow = flow if isinstance(flow, Hashable) and flow is not None else ""
+            self.flow = _key(self._pick("flow", settings.flow))
         self.info.forget()
 
     def _pick(self, setting: str, picker: Callable[[RequestInfo], Any]) -> Any:
@@ -135,6 +134,15 @@ class Intake:
         except Exception:
             logger.exception("%s failed on %s: the default is taken", setting, self.rule.route)
             return None
+
+
+def _key(flow: Any) -> Any:
+    """``flow`` as a key; what can't be one, ``None`` too, shares the flow of those without."""
+    try:
+        hash(flow)
+    except TypeError:
+        return ""
+    return "" if flow is None else flow
 
 
 def _unpacked(body: Body, packed: list[str], limit: int, buffer: BufferedBytes) -> bytes:
