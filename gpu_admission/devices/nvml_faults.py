@@ -21,6 +21,8 @@ class FaultWatch:
     def __init__(self, nvml: Any, card: Any) -> None:
         self._nvml = nvml
         self._card = card
+        # An older pynvml lacks some of the functions.
+        self._untold = (nvml.NVMLError, AttributeError)
         self._xids: set[int] = set()
         self._uncorrected = self._count_uncorrected()
         self._events = self._listen()
@@ -42,14 +44,14 @@ class FaultWatch:
             count: int = nvml.nvmlDeviceGetTotalEccErrors(
                 self._card, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
             )
-        except nvml.NVMLError:
+        except self._untold:
             return None
         return count
 
     def _row_remapping_failed(self) -> bool:
         try:
             return bool(self._nvml.nvmlDeviceGetRemappedRows(self._card)[3])
-        except self._nvml.NVMLError:
+        except self._untold:
             return False
 
     def _listen(self) -> Any:
@@ -57,7 +59,7 @@ class FaultWatch:
         try:
             events = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(self._card, nvml.nvmlEventTypeXidCriticalError, events)
-        except nvml.NVMLError:
+        except self._untold:
             return None
         return events
 
@@ -70,5 +72,5 @@ class FaultWatch:
                     self._xids.add(xid)
         except self._nvml.NVMLError_Timeout:
             return
-        except self._nvml.NVMLError:
+        except self._untold:
             self._events = None

@@ -13,7 +13,6 @@ import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -53,21 +52,24 @@ class Readings:
         self._every = every
         self._limit = limit
         self._clock = clock
-        self._history: list[deque[DeviceReading]] = [deque(maxlen=keep) for _ in self._devices]
+        self._keep = keep
+        # Replaced whole at each look, so that any thread may read it at any time.
+        self._history: list[tuple[DeviceReading, ...]] = [()] * len(self._devices)
         self._adopt()
 
     def _adopt(self) -> None:
         """Threads and locks of another process mean nothing in this one."""
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._stepping = threading.Lock()
+        self._starting = threading.Lock()
         self._looks: dict[int, _Look] = {}
         self._stop: threading.Event | None = None
 
     def start(self) -> None:
-        """Start ticking, unless this process does already. Call it after a fork, never before."""
+        """Start ticking, unless this process does already; never blocks. Not to be called before a fork."""
         if self._pid != os.getpid():
             self._adopt()
-        with self._lock:
+        with self._starting:
             if self._stop is not None:
                 return
             self._stop = threading.Event()
@@ -86,13 +88,13 @@ class Readings:
 
     def latest(self, index: int) -> tuple[DeviceReading, ...]:
         """Readings of device ``index``, oldest first; empty before the first look."""
-        return tuple(self._history[index])
+        return self._history[index]
 
     def step(self) -> None:
         """Look at every device once, for at most ``limit`` seconds; blocks, so call it in a thread."""
         if self._pid != os.getpid():
             self._adopt()
-        with self._lock:
+        with self._stepping:
             held = [self._leases(index)[1] for index in range(len(self._devices))]
             looks = [self._look(index) for index in range(len(self._devices))]
             until = self._clock() + self._limit
@@ -112,10 +114,10 @@ class Readings:
     def _record(self, index: int, look: _Look, held_before: int | None) -> None:
         now = self._clock()
         reading = look.reading or DeviceReading(error=f"no answer for {now - look.since:.0f} s")
-        history = self._history[index]
+        history: Sequence[DeviceReading] = self._history[index]
         if reading.total is None and history and history[-1].total is not None:
             # Nothing new: the last good one stays, and grows old.
-            last = history.pop()
+            *history, last = history
             faults = reading.faults or last.faults
             reading = msgspec.structs.replace(last, error=reading.error, faults=faults)
         elif not reading.taken_at:
@@ -124,7 +126,8 @@ class Readings:
         if held_before is not None and held is not None:
             # A lease that ended during the look may still be inside what was read.
             held = max(held, held_before)
-        history.append(msgspec.structs.replace(reading, capacity=capacity, held=held))
+        stamped = msgspec.structs.replace(reading, capacity=capacity, held=held)
+        self._history[index] = (*history, stamped)[-self._keep :]
 
     def _tell(self, index: int) -> None:
         try:

@@ -74,11 +74,14 @@ class MemoryGuard:
         self._margin = 0.0
         self._overcommit = 1.0
         self._peak = 0
+        self._weighed: tuple[DeviceReading, ...] = ()
+        self._verdict: tuple[int, str] | None = None
         self._reclaimed_at = float("-inf")
 
     def begin(self, measured: Capacity | None, *, overcommit: float = 1.0) -> None:
         """Take over the terms of a capacity that was measured (``None``: it was given in bytes)."""
         self._overcommit = overcommit
+        self._weighed = ()
         if measured is not None:
             self._baseline = measured.baseline
             self._reserve, self._margin = measured.reserve, measured.margin
@@ -89,20 +92,25 @@ class MemoryGuard:
         """Bytes that leases may hold by the latest readings; ``None`` where that is all of it."""
         if not readings:
             return None
-        self._learn(readings)
-        limits = [
-            limit for reading in readings[-CONFIRMED_BY:] if (limit := self._limit(reading)) is not None
-        ]
-        age = now - readings[-1].taken_at
-        if not limits or age > self._stale_after:
-            return self._blind(readings[-1], age)
-        size, self.reason = min(limits)
-        self._ask_for_memory(readings[-1], size, now)
+        last = tuple(readings[-CONFIRMED_BY:])
+        if last != self._weighed:
+            # Once for each new reading, however often outcomes come in between.
+            self._weighed, self._verdict = last, self._weigh(last)
+        age = now - last[-1].taken_at
+        if self._verdict is None or age > self._stale_after:
+            return self._blind(last[-1], age)
+        size, self.reason = self._verdict
+        self._ask_for_memory(last[-1], size, now)
         return size if self.reason else None
 
-    def _learn(self, readings: Sequence[DeviceReading]) -> None:
+    def _weigh(self, last: Sequence[DeviceReading]) -> tuple[int, str] | None:
+        """The lowest ceiling by the ``last`` readings, and why; ``None`` = none of them tells."""
+        self._learn(last)
+        limits = [self._limit(reading) for reading in last]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _learn(self, last: Sequence[DeviceReading]) -> None:
         """The most that was held, and a newer baseline once nothing is, where caches are told."""
-        last = readings[-CONFIRMED_BY:]
         self._peak = max(self._peak, *(reading.held or 0 for reading in last))
         if self._baseline is None:
             self._baseline = find_baseline(last[-1], resident=self._resident)

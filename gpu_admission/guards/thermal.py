@@ -6,6 +6,7 @@ clamped (fewer new tokens) is each dialect's affair; here is only the factor.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Sequence
 
@@ -51,7 +52,8 @@ class ThermalGuard:
         for setting, value in (("hysteresis", hysteresis), ("dwell", dwell)):
             if not value >= 0:
                 raise ValueError(f"{setting} must be 0 or more, got {value!r}")
-        self._hysteresis = hysteresis
+        self._starts = starts
+        self._ends = [start - hysteresis for start in starts]
         self._dwell = dwell
         self.reason = ""
         self.retry_at: float | None = None
@@ -65,8 +67,8 @@ class ThermalGuard:
         self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
     ) -> int | None:
         """A share of the capacity while hot, 0 in a closing stage, else ``None``."""
-        known = [reading.temperature for reading in readings if reading.temperature is not None]
-        degrees = known[-1] if known else float("-inf")
+        told = next((r.temperature for r in reversed(readings) if r.temperature is not None), None)
+        degrees = float("-inf") if told is None else told
         target = self._target(degrees)
         if target != self.stage and now - self._changed_at >= self._dwell:
             self.stage, self._changed_at = target, now
@@ -74,8 +76,8 @@ class ThermalGuard:
             self.reason, self.clamp, self.retry_at = "", None, None
             return None
         stage = self._stages[self.stage - 1]
-        told = f"{degrees:.0f} °C" if known else "the temperature is no longer told"
-        self.reason = f"{told}: stage {self.stage} of {len(self._stages)}, from {stage.at:g} °C"
+        heat = "the temperature is no longer told" if told is None else f"{told:.0f} °C"
+        self.reason = f"{heat}: stage {self.stage} of {len(self._stages)}, from {stage.at:g} °C"
         self.clamp = stage.clamp
         self.retry_at = None if stage.share else self._changed_at + self._dwell
         if not stage.share:
@@ -85,6 +87,6 @@ class ThermalGuard:
 
     def _target(self, degrees: float) -> int:
         """The stage that ``degrees`` ask for, seen from the present one."""
-        rising = sum(degrees >= stage.at for stage in self._stages)
-        staying = sum(degrees > stage.at - self._hysteresis for stage in self._stages)
+        rising = bisect.bisect_right(self._starts, degrees)
+        staying = bisect.bisect_left(self._ends, degrees)
         return max(rising, min(self.stage, staying))

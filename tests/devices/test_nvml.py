@@ -168,6 +168,18 @@ def test_an_older_driver_is_asked_for_the_temperature_in_the_old_way(driver: Ins
     assert device().read().temperature == 41.0
 
 
+def test_an_older_pynvml_that_lacks_functions_tells_less_and_does_not_fail(
+    driver: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(a10(processes=[(os.getpid(), MIB)]))
+    for name in ("TotalEccErrors", "RemappedRows", "TemperatureV"):
+        monkeypatch.delattr(pynvml, f"nvmlDeviceGet{name}")
+    monkeypatch.delattr(pynvml, "nvmlEventSetWait_v2")
+    reading = device().read()
+    assert (reading.ours, reading.temperature, reading.faults) == (MIB, 41.0, ())
+    assert reading.error is None
+
+
 def test_wddm_plans_with_half_of_the_card_unless_told_otherwise(driver: Install) -> None:
     driver(rtx4090_wddm())
     reading = device().read()

@@ -187,7 +187,7 @@ def test_another_process_starts_its_own_thread_and_locks(
     readings.start()
     assert ticks.acquire(timeout=10)
     parent = readings._stop
-    readings._lock.acquire()  # as a fork may find it
+    readings._stepping.acquire()  # as a fork may find it
     monkeypatch.setattr(os, "getpid", lambda: -1)
     act(readings)
     assert ticks.acquire(timeout=10)
