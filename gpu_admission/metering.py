@@ -197,7 +197,7 @@ def _whole(size: Any) -> int:
     """``size``, which may be of numpy's types too, as a number of bytes."""
     if isinstance(size, bool) or not isinstance(size, numbers.Real):
         raise TypeError(f"an estimator must return bytes as an int or an Estimate, not {type(size).__name__}")
-    if not 0 <= size < math.inf:
+    if not 0 <= size < math.inf:  # type: ignore[operator]
         raise ValueError("an estimator returned a negative number, infinity or NaN, which is no size")
     whole = int(size) if isinstance(size, numbers.Integral) else math.ceil(float(size))
     return max(1, min(whole, MAX_BYTES))
