@@ -54,9 +54,9 @@ def _size_of_base64(text: str) -> Size:
         start = text.find(_BASE64) + len(_BASE64)
         if start < len(_BASE64):
             return UNKNOWN
-    usable = (len(text) - start) // 4 * 4
+    encoded = "".join(text[start:].split())
     try:
-        head = binascii.a2b_base64(text[start : start + usable])
+        head = binascii.a2b_base64(encoded[: len(encoded) // 4 * 4])
     except ValueError:
         return UNKNOWN
     return size_of_bytes(head)

@@ -37,13 +37,13 @@ class LongString:
 
     @property
     def size(self) -> int:
-        r"""Bytes of the decoded string in UTF-8, or a little more: ``\uXXXX`` counts as 3."""
+        r"""Bytes of the decoded string in UTF-8, or a little more: a pair of ``\uXXXX`` counts as 6."""
         body, start, end = self._body, self._start, self._end
         if body.find(b"\\", start, end) < 0:
             return end - start
         content = body[start:end].replace(b"\\\\", b"/")
-        unicode_escapes = content.count(b"\\u")
-        return len(content) - 2 * unicode_escapes - content.count(b"\\")
+        two_bytes = sum(content.count(b"\\u0%d" % digit) for digit in range(8))
+        return len(content) - content.count(b"\\") - 2 * content.count(b"\\u") - two_bytes
 
     def head(self, length: int) -> str:
         """The first ``length`` bytes, decoded; a broken last character is left out."""

