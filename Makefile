@@ -1,0 +1,34 @@
+# make demo: the demonstration on a small torch model.  make test: every check that CI makes.
+# PYTHON chooses the interpreter (3.11 or newer), TORCH what pip installs for torch.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN = $(VENV)/bin
+
+.PHONY: demo test lint types unit bench
+demo: $(VENV)/demo
+	$(BIN)/gpu-admission demo
+
+test: lint types unit
+
+lint: $(VENV)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/test
+	$(BIN)/mypy
+
+unit: $(VENV)/test
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage report --fail-under=95 --skip-covered
+	$(BIN)/coverage report --fail-under=100 --include='*/budget/*,*/http/*'
+
+bench: $(VENV)/test
+	$(BIN)/python -m tests.bench
+
+$(VENV)/demo $(VENV)/test: pyproject.toml
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet "$(TORCH)" --editable ".[$(notdir $@)]"
+	touch $@

@@ -1,0 +1,69 @@
+"""Every example runs, says what it charges, and is short enough to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from examples import any_asgi, fastapi_routes, minimal, streaming
+
+pytestmark = pytest.mark.anyio
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+def client(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_one_idea_in_under_60_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 60
+
+
+async def test_minimal_charges_by_tokens() -> None:
+    async with client(minimal.app) as http:
+        short = await http.post("/generate", json={"prompt": "hello", "max_tokens": 1})
+        long = await http.post("/generate", json={"prompt": "hello", "max_tokens": 1001})
+    assert short.json()["text"] == "olleh"
+    assert long.json()["held_bytes"] - short.json()["held_bytes"] == 1000 * 128 * 1024
+
+
+async def test_minimal_refuses_what_can_never_fit() -> None:
+    async with client(minimal.app) as http:
+        answer = await http.post("/generate", json={"prompt": "hello", "max_tokens": 1_000_000})
+    assert answer.status_code == 413
+    assert "capacity=2.00 GiB" in answer.json()["detail"]
+
+
+async def test_fastapi_routes_each_hold_their_own_bytes() -> None:
+    prompt = {"prompt": "x", "max_tokens": 36}
+    async with client(fastapi_routes.app) as http:
+        assert (await http.post("/generate", json=prompt)).json() == {"held_bytes": 100 * 2**20}
+        assert (await http.post("/classify", json=prompt)).json() == {"label": "short"}
+        assert (await http.post("/embed", json=prompt)).json() == {"held_bytes": 128 * 2**20}
+        assert (await http.post("/pipeline", json=prompt)).json() == {"held_bytes": 512 * 2**20}
+    assert fastapi_routes.admission.snapshot().in_use == 0
+
+
+async def test_streaming_sends_every_event() -> None:
+    async with client(streaming.app) as http:
+        answer = await http.post("/v1/chat/completions", json={"max_tokens": 3})
+    assert answer.text.splitlines()[::2] == [
+        "data: token-0",
+        "data: token-1",
+        "data: token-2",
+        "data: [DONE]",
+    ]
+
+
+async def test_any_asgi_charges_by_route() -> None:
+    async with client(any_asgi.app) as http:
+        image = await http.post("/images/new", json={"width": 512, "height": 512})
+        vector = await http.post("/embed", json={})
+        other = await http.post("/other", content=b"12345")
+    assert image.json()["held_bytes"] == 512 * 512 * 4096
+    assert vector.json()["held_bytes"] == 300 * 2**20
+    assert other.json() == {"received": 5, "held_bytes": 0}
