@@ -14,8 +14,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import anyio
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from gpu_admission.observe.report import Report
 
 logger = logging.getLogger("gpu_admission")
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 _running_loop = asyncio._get_running_loop
 _monotonic = time.monotonic
 _NO_LOOP = object()
@@ -367,6 +368,10 @@ class Admission:
             raise ValueError("size must be above 0 bytes")
         return LeaseContext(self, Estimate(charged), self.lane_index(lane), flow, timeout)
 
+    @overload
+    def admit(self, function: Endpoint) -> Endpoint: ...
+    @overload
+    def admit(self, *, estimator: Any = None) -> Callable[[Endpoint], Endpoint]: ...
     def admit(self, function: Any = None, *, estimator: Any = None) -> Any:
         """Meter one route: ``@admission.admit(estimator=...)`` below the route's own decorator.
 
@@ -376,7 +381,7 @@ class Admission:
 
         return routes.admit(self, function, estimator=estimator)
 
-    def dependency(self, estimator: Any = None) -> Any:
+    def dependency(self, estimator: Any = None) -> Callable[..., AsyncIterator[Lease]]:
         """A FastAPI dependency that gives the route its ``Lease``. See ``gpu_admission.routes``."""
         from gpu_admission import routes
 

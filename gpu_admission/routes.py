@@ -52,7 +52,7 @@ def admit(admission: Admission, function: Any = None, *, estimator: Any = None) 
     return _with_signature(_wrapper(door, function), function, door)
 
 
-def dependency(admission: Admission, estimator: Any = None) -> Any:
+def dependency(admission: Admission, estimator: Any = None) -> Callable[..., AsyncIterator[Lease]]:
     """For ``Annotated[Lease, Depends(admission.dependency(est))]``: the route's lease.
 
     It is held until the response has been sent. Needs FastAPI 0.118 or newer, where
