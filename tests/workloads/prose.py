@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """A page of prose in each of ten languages, written for these tests, and some code."""
 
 from __future__ import annotations

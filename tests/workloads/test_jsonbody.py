@@ -121,6 +121,11 @@ def test_other_values_are_written_as_nothing() -> None:
 
 def test_threads_may_be_switched_between_the_items_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
-    monkeypatch.setattr(jsonbody, "_as_it_is", lambda kind, value: calls.append(value) or value)
+
+    def called(kind: type, value: object) -> object:
+        calls.append(value)
+        return value
+
+    monkeypatch.setattr(jsonbody, "_as_it_is", called)
     read_object(request({"messages": [{"content": "x" * 100}] * 30_000}))
     assert len(calls) == 30_000
