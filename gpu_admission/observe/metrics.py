@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gpu_admission.admission import Admission
 
 _MOST_ROUTES = 50
+_OUTCOMES = ("ok", "error", "oom", "fault", "client")
 
 
 class Metrics:
@@ -62,43 +64,52 @@ class Metrics:
         self._backlog.work_off()
 
     def _work(self, events: Sequence[Event]) -> None:
+        counts: Counter[tuple[str, ...]] = Counter()
         for event in events:
-            self._count(event)
+            if event.kind == "started":
+                self._prepare()
+            self._count(event, counts)
+        for key, times in counts.items():
+            self._child(key, "inc")(times)
         if self._families.shown(self._name) is self:
             self._measure(self._admission)
 
     # what has happened
 
-    def _count(self, event: Event) -> None:
-        lane = event.lane
-        if event.kind == "released":
-            self._counter("leases_ended", lane, event.outcome)(1)
-            self._histogram("hold", lane)(event.held)
+    def _prepare(self) -> None:
+        """Counters that alerts look at begin at 0: an increase is seen from the first time on."""
+        self._families.leases_lost.labels(self._name)
+        for lane in self._admission.lane_names:
+            for outcome in _OUTCOMES:
+                self._child(("leases_ended", lane, outcome), "inc")
+
+    def _count(self, event: Event, counts: Counter[tuple[str, ...]]) -> None:
+        kind, lane = event.kind, event.lane
+        if kind == "released":
+            counts["leases_ended", lane, event.outcome] += 1
+            self._child(("hold", lane), "observe")(event.held)
             self._count_peak(event)
-        elif event.kind not in ("started", "resized"):
-            self._counter("requests", self._route(event.route), lane, event.kind, event.reason)(1)
-            if event.kind in ("admitted", "shadow"):
-                self._histogram("wait", lane)(event.waited)
-                self._histogram("estimate", lane)(event.bytes)
+        elif kind not in ("started", "resized"):
+            counts["requests", self._route(event.route), lane, kind, event.reason] += 1
+            if kind in ("admitted", "shadow"):
+                self._child(("wait", lane), "observe")(event.waited)
+                self._child(("estimate", lane), "observe")(event.bytes)
 
     def _count_peak(self, event: Event) -> None:
         if event.peak is None:
             return
-        self._histogram("peak", event.lane)(event.peak)
+        self._child(("peak", event.lane), "observe")(event.peak)
         if event.peak and event.estimate is not None:
-            self._histogram("ratio", event.lane)(event.estimate.bytes / event.peak)
+            self._child(("ratio", event.lane), "observe")(event.estimate.bytes / event.peak)
 
-    def _counter(self, family: str, *labels: str) -> Callable[[float], None]:
-        key = (family, *labels)
-        if key not in self._seen:
-            self._seen[key] = getattr(self._families, family).labels(self._name, *labels).inc
-        return self._seen[key]
-
-    def _histogram(self, family: str, lane: str) -> Callable[[float], None]:
-        key = (family, lane)
-        if key not in self._seen:
-            self._seen[key] = getattr(self._families, family).labels(self._name, lane).observe
-        return self._seen[key]
+    def _child(self, key: tuple[str, ...], method: str) -> Callable[[float], None]:
+        """``method`` of a child; ``key`` is its family's attribute, then its labels without ``budget``."""
+        known = self._seen.get(key)
+        if known is None:
+            family, *labels = key
+            child = getattr(self._families, family).labels(self._name, *labels)
+            known = self._seen[key] = getattr(child, method)
+        return known
 
     def _route(self, route: str) -> str:
         """The label for a route pattern. Whoever meters under ever new names gets one series for the rest."""

@@ -93,7 +93,7 @@
       ["Running", state.running],
       ["Waiting", state.waiting],
       ["Admitted", state.counts.admitted || 0],
-      ["Typical wait now", seconds(state.forecast)],
+      ["Wait now", seconds(state.forecast)],
     ];
     const boxes = children(byId("totals"), rows.length, () => {
       const box = element("div");
@@ -163,10 +163,13 @@
     const width = Math.max(280, byId("chart").clientWidth), height = 170;
     const left = 72, right = 36, top = 12, bottom = 24, steps = 120;
     const mostBytes = Math.max(state.capacity, ...rows.map((row) => row[0]), 1);
-    const mostWaits = Math.max(4, ...rows.map((row) => row[1]));
-    const x = (at) => left + ((width - left - right) * (steps - rows.length + at)) / (steps - 1);
+    const mostWaits = 2 * Math.ceil(Math.max(4, ...rows.map((row) => row[1])) / 2);
+    const x = (at) => left + ((width - left - right) * (steps - rows.length + at)) / steps;
     const y = (value, most) => top + (height - top - bottom) * (1 - value / most);
-    const line = (column, most) => rows.map((row, at) => `${x(at).toFixed(1)},${y(row[column], most).toFixed(1)}`).join(" ");
+    const line = (column, most) => rows.map((row, at) => {
+      const level = y(row[column], most).toFixed(1);
+      return `${x(at).toFixed(1)},${level} ${x(at + 1).toFixed(1)},${level}`;
+    }).join(" ");
     const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
     for (const share of [0, 0.5, 1]) {
       const at = y(share, 1);
@@ -180,7 +183,7 @@
     }
     if (rows.length) {
       const floor = y(0, 1);
-      picture.append(svg("polygon", { class: "area", points: `${x(0)},${floor} ${line(0, mostBytes)} ${x(rows.length - 1)},${floor}` }));
+      picture.append(svg("polygon", { class: "area", points: `${x(0)},${floor} ${line(0, mostBytes)} ${x(rows.length)},${floor}` }));
       picture.append(svg("polyline", { class: "edge", points: line(0, mostBytes) }));
       picture.append(svg("polyline", { class: "waits", points: line(1, mostWaits) }));
     }
@@ -212,8 +215,8 @@
       ? `${state.leases.length} of ${state.running}; the others hold ${bytes(state.other_leases)} or are not listed.`
       : state.running ? "" : "No lease is open.");
     table("leases", state.leases, [
-      [(row) => row.lease], [(row) => row.lane, "clip"], [(row) => row.route, "clip"], [(row) => row.device, "clip"],
-      [(row) => bytes(row.bytes), "number"], [(row) => seconds(row.age), "number"]]);
+      [(row) => row.lease], [(row) => bytes(row.bytes), "number"], [(row) => seconds(row.age), "number"],
+      [(row) => row.lane, "clip"], [(row) => row.route, "clip"], [(row) => row.device, "clip"]]);
     text(byId("refusals-note"), state.refusals.length ? "" : "None so far.");
     table("refusals", state.refusals, [
       [(row) => seconds(row.ago), "number"], [(row) => (row.shadow ? `would be ${row.reason}` : `${row.reason} (${row.status})`)],

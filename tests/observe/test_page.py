@@ -1,0 +1,257 @@
+"""The status page in a real Chromium: it lives, hostile names are inert, and everybody can read it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from gpu_admission import Admission, DeviceReading, GPUAdmission, Lane, RequestInfo, current_lease
+from gpu_admission.observe import status_app
+from gpu_admission.types import DeviceSnapshot, Receive, Scope, Send, Snapshot
+from tests.observe.browser import Browser, chromium
+from tests.observe.programs import program
+from tests.observe.serving import served
+
+pytestmark = pytest.mark.slow
+
+HOSTILE_LANE = '"><script>boom()</script>'
+HOSTILE_PATH = "/<img src=x onerror=boom()>"
+GIB = 2**30
+
+
+async def hold(scope: Scope, receive: Receive, send: Send) -> None:
+    """Work that lasts until its client hangs up, and takes a little less than it was charged."""
+    lease = current_lease()
+    assert lease is not None
+    lease.record_peak(lease.bytes * 7 // 8)
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Service:
+    """An app with a status page, and clients that hold leases of it."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(
+            name="<b>budget</b>",
+            capacity="20GiB",
+            estimator=lambda info: int(info.query["size"]) * GIB,
+            routes=["/generate", "/embed", HOSTILE_PATH],
+            lanes=[Lane("interactive"), Lane("batch", limit=0.75), Lane(HOSTILE_LANE)],
+            lane=_lane,
+            timeout=600,
+            max_waiting=3,
+        )
+        page = status_app(self.admission, allow=lambda connection: True)
+        app = Starlette(routes=[Mount("/gpu", page), Mount("/", hold)])
+        app.add_middleware(GPUAdmission, admission=self.admission)
+        self.app = app
+        self._clients: list[http.client.HTTPConnection] = []
+
+    def lower(self, ceiling: int) -> None:
+        """As if a guard had set a ceiling on a measured device."""
+        snapshot = self.admission.snapshot
+
+        def lowered() -> Snapshot:
+            now = snapshot()
+            reading = DeviceReading(total=24 * GIB, used=21 * GIB, ours=16 * GIB, temperature=71.0)
+            device = DeviceSnapshot(
+                "device", now.capacity, now.in_use, ceiling, "memory", "others took 5.00 GiB", reading, 0.4
+            )
+            return msgspec.structs.replace(now, devices=(device,), ceiling=ceiling)
+
+        self.admission.snapshot = lowered  # type: ignore[method-assign]
+
+    def post(self, path: str, size: int, lane: str) -> http.client.HTTPConnection:
+        """Ask for ``size`` GiB; whoever gets them holds them until the connection is closed."""
+        client = http.client.HTTPConnection(self.address.netloc, timeout=20)
+        client.request("POST", f"{path}?size={size}", body=b"{}", headers={"x-lane": lane})
+        self._clients.append(client)
+        return client
+
+    @contextmanager
+    def running(self) -> Iterator[str]:
+        with served(self.app) as address:
+            self.address = urlsplit(address)
+            try:
+                yield f"{address}/gpu/"
+            finally:
+                self.hang_up()
+
+    def hang_up(self) -> None:
+        for client in self._clients:
+            client.close()
+
+
+def _lane(info: RequestInfo) -> str:
+    named = {"interactive": "interactive", "batch": "batch", "hostile": HOSTILE_LANE}
+    return named[info.headers["x-lane"]]
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+@pytest.fixture
+def page(service: Service, tmp_path: Path) -> Iterator[Browser]:
+    """The page of the service, open in a browser, live."""
+    path = program("chromium", "chromium-browser", "google-chrome")
+    with chromium(path, tmp_path / "profile") as browser, service.running() as address:
+        browser.open(address)
+        browser.wait_for("document.getElementById('link').textContent === 'live'")
+        yield browser
+        assert_quiet(browser, address)
+
+
+def assert_quiet(browser: Browser, address: str) -> None:
+    """No error on the console, and no request to another host."""
+    assert browser.told("Runtime.exceptionThrown") == []
+    assert browser.told("Log.entryAdded") == []
+    assert browser.told("Runtime.consoleAPICalled") == []
+    asked = {request["request"]["url"] for request in browser.told("Network.requestWillBeSent")}
+    assert {url for url in asked if not url.startswith((address, "data:"))} == set()
+
+
+def rows(browser: Browser, table: str) -> list[list[str]]:
+    """The text of the cells of a table."""
+    cells: list[list[str]] = browser.evaluate(
+        f"[...document.getElementById('{table}').rows].map(row => [...row.cells].map(c => c.textContent))"
+    )
+    return cells
+
+
+def fill(service: Service, page: Browser) -> None:
+    """A busy service: leases in all lanes, a full queue, refusals, a measured peak, a lowered ceiling."""
+    service.post("/embed", 8, "batch")
+    page.wait_for("document.getElementById('leases').rows.length === 1")
+    service.hang_up()
+    page.wait_for("document.getElementById('estimates').rows.length === 1")
+    service.lower(18 * GIB)
+    for size, lane in ((4, "interactive"), (6, "batch"), (1, "interactive"), (2, "batch"), (3, "hostile")):
+        service.post("/generate", size, lane)
+    page.wait_for("document.getElementById('leases').rows.length === 5")
+    for lane in ("interactive", "batch", "interactive"):
+        for _ in range(2):
+            service.post("/embed", 15, lane)
+    for _ in range(3):
+        service.post("/generate", 40, "batch").getresponse().read()
+    page.wait_for("document.getElementById('queue').rows.length >= 4")
+    page.wait_for("document.getElementById('refusals').rows.length >= 3")
+
+
+def test_a_lease_is_on_the_page_within_a_second_and_leaves_it_when_it_ends(
+    service: Service, page: Browser
+) -> None:
+    client = service.post("/generate", 5, "interactive")
+    page.wait_for("document.getElementById('leases').rows.length === 1", limit=1.0)
+    assert rows(page, "leases")[0][1] == "5.00 GiB"
+    assert rows(page, "leases")[0][3:] == ["interactive", "/generate", "device"]
+    assert page.evaluate("document.querySelectorAll('.block:not(.ceiling)').length") == 1
+    client.close()
+    page.wait_for("document.getElementById('leases').rows.length === 0", limit=1.0)
+
+
+def test_hostile_names_are_shown_as_they_are_and_do_nothing(service: Service, page: Browser) -> None:
+    page.evaluate("window.boomed = 0; window.boom = () => { window.boomed += 1; }")
+    service.post("/%3Cimg%20src=x%20onerror=boom()%3E", 3, "hostile")
+    page.wait_for("document.getElementById('leases').rows.length === 1")
+    assert rows(page, "leases")[0][3:5] == [HOSTILE_LANE, HOSTILE_PATH]
+    assert "<b>budget</b>" in page.evaluate("document.querySelector('h1').textContent")
+    assert page.evaluate("document.querySelectorAll('main script, main img, h1 b').length") == 0
+    assert page.evaluate("window.boomed") == 0
+
+
+def test_the_queue_is_shown_in_order_and_refusals_with_their_reason(service: Service, page: Browser) -> None:
+    fill(service, page)
+    queue = rows(page, "queue")
+    assert [row[0] for row in queue] == [str(place + 1) for place in range(len(queue))]
+    assert {row[2] for row in queue} == {"15.00 GiB"}
+    reasons = {row[1]: row[2] for row in rows(page, "refusals")}
+    assert reasons["too_large (413)"] == "needs more than can ever be free"
+
+
+def test_a_closed_device_is_told_in_words_and_announced(service: Service, page: Browser) -> None:
+    state = "document.getElementById('state').textContent"
+    assert page.evaluate(state) == "Open: requests start when they fit."
+    service.admission.drain()
+    page.wait_for(f"{state} === 'Draining: nobody is let in.'", limit=1.0)
+    assert page.evaluate("document.getElementById('state').getAttribute('role')") == "status"
+
+
+def test_a_lowered_ceiling_is_shown_with_who_set_it_and_why(service: Service, page: Browser) -> None:
+    service.lower(15 * GIB)
+    page.wait_for("!document.querySelector('.ceiling').hidden")
+    assert page.evaluate("document.querySelector('.ceiling').style.width") == "25%"
+    assert rows(page, "ceilings")[0][:4] == ["device", "15.00 GiB", "memory", "others took 5.00 GiB"]
+    assert rows(page, "ceilings")[0][5] == "5.00 GiB"
+    service.lower(0)
+    page.wait_for("document.getElementById('state').textContent.startsWith('device is closed by memory')")
+
+
+def test_a_stream_that_ends_is_followed_by_the_next(
+    service: Service, page: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_admission.observe.status._STREAM_SECONDS", 0.5)
+    page.call("Page.reload")
+    for _ in range(3):
+        page.wait_until_told("Network.requestWillBeSent", lambda told: told["type"] == "EventSource")
+    page.wait_for("document.getElementById('link').textContent === 'live'")
+
+
+def test_pausing_keeps_the_page_still_until_it_is_resumed(service: Service, page: Browser) -> None:
+    page.evaluate("document.getElementById('pause').focus()")
+    page.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", text="\r")
+    page.call("Input.dispatchKeyEvent", type="keyUp", key="Enter", code="Enter")
+    assert page.evaluate("document.getElementById('pause').getAttribute('aria-pressed')") == "true"
+    service.post("/generate", 5, "batch")
+    page.wait_until_told("Network.eventSourceMessageReceived", lambda told: '"running":1' in told["data"])
+    page.wait_until_told("Network.eventSourceMessageReceived", lambda told: '"running":1' in told["data"])
+    assert rows(page, "leases") == []
+    page.evaluate("document.getElementById('pause').click()")
+    page.wait_for("document.getElementById('leases').rows.length === 1", limit=1.0)
+
+
+def test_without_a_stream_the_page_asks_for_json_now_and_then(service: Service, tmp_path: Path) -> None:
+    path = program("chromium", "chromium-browser", "google-chrome")
+    with chromium(path, tmp_path / "profile") as browser, service.running() as address:
+        browser.call(
+            "Page.addScriptToEvaluateOnNewDocument",
+            source="""window.EventSource = class {
+              static CLOSED = 2; readyState = 2;
+              constructor() { setTimeout(() => this.onerror(), 0); }
+              close() {}
+            };""",
+        )
+        browser.open(address)
+        browser.wait_for("document.getElementById('link').textContent === 'asking every 2 s'")
+        service.post("/generate", 5, "batch")
+        browser.wait_for("document.getElementById('leases').rows.length === 1", limit=5.0)
+        assert_quiet(browser, address)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_and_nothing_sticks_out(
+    service: Service, page: Browser, scheme: str, tmp_path: Path
+) -> None:
+    fill(service, page)
+    axe = (Path(__file__).parent / "data" / "axe.min.js").read_text(encoding="utf-8")
+    page.evaluate(axe + "; 0")
+    for width, height, phone in ((1280, 900, False), (390, 844, True)):
+        page.look(width=width, height=height, scheme=scheme, phone=phone)
+        found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)")
+        serious = [violation for violation in found if violation["impact"] in ("serious", "critical")]
+        assert serious == [], json.dumps(serious, indent=1)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        shot = tmp_path / f"{scheme}-{'phone' if phone else 'desk'}.png"
+        page.screenshot(shot)
+        assert shot.stat().st_size > 10_000
