@@ -1,0 +1,73 @@
+"""A raw ASGI request and app for benchmarks: no server, no client, only what is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+CHAT = json.dumps(
+    {"model": "m", "messages": [{"role": "user", "content": "x" * 1900}], "max_tokens": 100}
+).encode()
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    while (await receive()).get("more_body", False):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+def scope_of(path: str = "/v1/chat/completions", **more: Any) -> Scope:
+    headers = [
+        (b"host", b"localhost"),
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(CHAT)),
+        (b"user-agent", b"openai/python"),
+        (b"accept", b"*/*"),
+        (b"authorization", b"Bearer x"),
+    ]
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("192.0.2.1", 1),
+        "server": ("localhost", 80),
+        **more,
+    }
+
+
+async def call(app: ASGIApp, scope: Scope, body: bytes = CHAT) -> list[Message]:
+    """One request; the messages that the app sent."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await asyncio.sleep(3600)
+        raise AssertionError("nobody waits that long")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent
+
+
+def seconds(work: Coroutine[Any, Any, Any], count: int) -> float:
+    """Seconds for each of the ``count`` requests that ``work`` makes."""
+    start = time.perf_counter()
+    asyncio.run(work)
+    return (time.perf_counter() - start) / count
