@@ -1,0 +1,45 @@
+"""The ``gpu-admission`` command: finds the module of a subcommand, and hands it the rest.
+
+Each subcommand is a module with ``main(arguments) -> int`` and its own options; it is
+imported when it is asked for, so that none pays for another's libraries. Nothing of what a
+subcommand does belongs here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Final
+
+COMMANDS: Final = {
+    "demo": ("gpu_admission.planning.demo.command", "replay real traffic with and without a budget of bytes"),
+}
+"""Name: (module, what it does in one line)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; its exit status. Wrong usage raises ``SystemExit(2)``, as argparse does."""
+    options = _parser().parse_args(arguments)
+    module, _ = COMMANDS[options.command]
+    status: int = import_module(module).main(options.arguments)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    parser = argparse.ArgumentParser(
+        prog="gpu-admission",
+        description="Let GPU work in only when its bytes fit.",
+        epilog="\n".join(["commands:", *lines, "", "gpu-admission COMMAND --help tells its options"]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the command")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
