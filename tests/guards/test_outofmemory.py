@@ -166,11 +166,13 @@ def test_a_trial_that_was_never_granted_took_no_place(door: Door) -> None:
     assert door.enter()
 
 
-def test_requests_from_before_it_opened_do_not_move_it(door: Door) -> None:
+@pytest.mark.parametrize("end", ["ok", "oom", "error", "client"])
+def test_a_request_from_before_it_opened_does_not_move_it(door: Door, end: Kind) -> None:
     door.now = 10.0
-    tell(door.guard, door.now, "ok", "oom", "error")
+    tell(door.guard, door.now, end)
     assert not door.enter()
     assert door.guard.retry_at == 30.0
+    assert door.guard.reason.startswith("3 requests in a row")
 
 
 def test_it_does_not_recover_while_it_is_open(door: Door) -> None:
