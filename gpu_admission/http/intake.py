@@ -97,7 +97,7 @@ class Intake:
         self.info.read_from(self._unpacking(packed) if packed else self.body.content)
         if packed:
             # However short it is: a few bytes may unpack to all that is allowed.
-            await anyio.to_thread.run_sync(lambda: self.info.body)
+            await anyio.to_thread.run_sync(_read_ahead, self.info)
 
     def _unpacking(self, packed: list[str]) -> Callable[[], bytes]:
         """What unpacks the body. It does not hold this object: that would be a cycle."""
@@ -134,6 +134,11 @@ class Intake:
         except Exception:
             logger.exception("%s failed on %s: the default is taken", setting, self.rule.route)
             return None
+
+
+def _read_ahead(info: RequestInfo) -> None:
+    """Unpack the body here. It is not returned: trio would keep it while the request waits."""
+    _ = info.body
 
 
 def _key(flow: Any) -> Any:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import anyio.to_thread
 
 from gpu_admission import Admission, GPUAdmission, Lease, RequestInfo, current_lease
 from gpu_admission.types import ASGIApp, Event, Message, Receive, Scope, Send
@@ -78,7 +79,7 @@ class Call:
         self.app = app
         self.scope = http_scope(headers=[(b"x-cost", b"%d" % cost), *headers], call=self, **scope)
         self._coming = list(chunks(*(pieces or (b"",))) if messages is None else messages)
-        self.uploaded = _bodies(self._coming)
+        self._said = list(self._coming)
         self._news = anyio.Event()
         self.hung_up = False
         self.receives = 0
@@ -99,7 +100,7 @@ class Call:
     def feed(self, *messages: Message) -> None:
         """More arrives from the client."""
         self._coming += messages
-        self.uploaded += _bodies(messages)
+        self._said += messages
         self._wake()
 
     def hang_up(self) -> None:
@@ -193,7 +194,7 @@ class Call:
             assert len(self.starts) == 1, f"{len(self.starts)} answers: {self.sent}"
         assert len(self.starts) <= 1
         if self.read is not None and not self.hung_up:
-            assert self.read == self.uploaded
+            assert self.read == _bodies(self._said)
 
 
 def _bodies(messages: Iterable[Message]) -> bytes:
@@ -309,6 +310,17 @@ async def settle() -> None:
     for _ in range(3):
         await anyio.wait_all_tasks_blocked()
         await anyio.lowlevel.checkpoint()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Until ``condition`` holds, for what worker threads bring about: tasks that wait for them are blocked."""
+    with anyio.fail_after(10):
+        while not condition():
+            await anyio.to_thread.run_sync(_nothing)
+
+
+def _nothing() -> None:
+    """A turn for other threads."""
 
 
 @asynccontextmanager
