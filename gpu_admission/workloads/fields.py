@@ -116,7 +116,7 @@ class Fields:
         steps = self._paths.get("new_tokens", ())
         if not steps or any(step == "*" or step.isdecimal() for step in steps):
             return body
-        return lower_limit(body, steps[-1:], new_tokens, inside=steps[:-1])
+        return lower_limit(body, steps[-1:], new_tokens, places=(steps[:-1],))
 
     def sse_error(self, message: str, code: str) -> bytes:
         """An error event."""
@@ -136,7 +136,7 @@ class Fields:
         return self._said(body, name) or (self._defaults.get(name, 0) if name in self._paths else 0)
 
     def _said(self, body: JSONObject, name: str) -> int:
-        return max((whole(_text(value), name) for value in self._flat(body, name)), default=0)
+        return max((whole(_text(value), name) for value in self._values(body, name)), default=0)
 
 
 def _steps(name: str, path: str) -> tuple[str, ...]:
@@ -170,7 +170,9 @@ def _rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:
 
 
 def _text(value: Any) -> Any:
-    """A field's value; of a file its content, for servers that take fields as files."""
+    """A field's value; of files the last one's content, for servers that take fields as files."""
+    if type(value) is list and value and type(value[-1]) is Part:
+        value = value[-1]
     return part_text(value) if type(value) is Part else value
 
 

@@ -91,10 +91,8 @@ class Guess:
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body`` with the limits of its object at most ``new_tokens``. Raises ``UnreadableBody``."""
-        for name in _SETTINGS:
-            if f'"{name}"'.encode() in body:
-                body = lower_limit(body, _LIMITS, new_tokens, inside=(name,))
-        return lower_limit(body, _LIMITS, new_tokens)
+        places = ((), *((name,) for name in _SETTINGS))
+        return lower_limit(body, _LIMITS, new_tokens, places=places)
 
     def sse_error(self, message: str, code: str) -> bytes:
         """An error event."""

@@ -70,7 +70,7 @@ class KServe:
         """``body`` with its limits at most ``new_tokens``, where it asks for text."""
         if b'"text_input"' not in body:
             return body
-        return lower_limit(body, _LIMITS, new_tokens)
+        return lower_limit(body, _LIMITS, new_tokens, places=(("parameters",), ()))
 
     def sse_error(self, message: str, code: str) -> bytes:
         """The error event that ends a stream of Triton's generate extension."""

@@ -34,18 +34,20 @@ def read_limit(fields: Mapping[str, Any], names: Sequence[str], default: int) ->
     return (largest, False) if said else (max(largest, default), True)
 
 
-def lower_limit(body: bytes, names: Sequence[str], most: int, *, inside: Sequence[str] = ()) -> bytes:
-    """``body`` with no limit above ``most``: those that are get it, and the first name if none is there.
+def lower_limit(
+    body: bytes, names: Sequence[str], most: int, *, places: Sequence[Sequence[str]] = ((),)
+) -> bytes:
+    """``body`` with no limit above ``most``; where there is none, the first name gets it.
 
-    The limits stand in the body's object, or in the member of it that ``inside`` leads to.
-    Every other byte stays as it is. Raises ``UnreadableBody`` for no JSON object.
+    ``places`` lead to the objects in which a limit may stand, each by the names of members;
+    a new one is put in the first. Every other byte stays as it is. Raises
+    ``UnreadableBody`` where the body is not a JSON object.
     """
     short, strings = cut_long_strings(body)
     try:
         encoding = json.detect_encoding(short)
         errors = "surrogateescape" if encoding == "utf-8" else "strict"
-        text = short.decode(encoding, errors)
-        lowered = _lowered(text, _skip(text, 0), names, most, inside).encode(encoding, errors)
+        lowered = _lowered_all(short.decode(encoding, errors), names, most, places).encode(encoding, errors)
     except (ValueError, IndexError, RecursionError) as error:
         raise UnreadableBody(f"the body is not a JSON object: {type(error).__name__}") from None
     for key, string in strings.items():
@@ -58,6 +60,20 @@ class _Member(NamedTuple):
     value: Any
     start: int
     end: int
+
+
+def _lowered_all(text: str, names: Sequence[str], most: int, places: Sequence[Sequence[str]]) -> str:
+    start = _skip(text, 0)
+    fields, _ = _raw_decode(text, start)
+    for place in [place for place in places if _has_limit(fields, names, place)] or places[:1]:
+        text = _lowered(text, start, names, most, place)
+    return text
+
+
+def _has_limit(fields: Any, names: Sequence[str], place: Sequence[str]) -> bool:
+    for step in place:
+        fields = fields.get(step) if type(fields) is dict else None
+    return type(fields) is dict and not fields.keys().isdisjoint(names)
 
 
 def _lowered(text: str, start: int, names: Sequence[str], most: int, inside: Sequence[str]) -> str:

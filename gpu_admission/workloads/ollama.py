@@ -89,7 +89,7 @@ class Ollama:
         """``body`` with its limit at most ``new_tokens``. Raises ``UnreadableBody``."""
         if b'"options"' not in body and b'"max_tokens"' in body:
             return self._openai.clamp(body, new_tokens)
-        return lower_limit(body, ("num_predict",), new_tokens, inside=("options",))
+        return lower_limit(body, ("num_predict",), new_tokens, places=(("options",),))
 
     def sse_error(self, message: str, code: str) -> bytes:
         """The line that ends a stream: Ollama sends lines of JSON, not events."""

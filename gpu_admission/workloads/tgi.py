@@ -87,7 +87,7 @@ class TGI:
         """``body`` with its limits at most ``new_tokens``. Raises ``UnreadableBody``."""
         if b'"messages"' in body:
             return self._openai.clamp(body, new_tokens)
-        return lower_limit(body, _LIMITS, new_tokens, inside=("parameters",))
+        return lower_limit(body, _LIMITS, new_tokens, places=(("parameters",),))
 
     def sse_error(self, message: str, code: str) -> bytes:
         """The error event that ends a stream."""

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_admission.errors import UnreadableBody
@@ -70,12 +70,24 @@ def test_only_the_limit_is_rewritten(body: bytes, lowered: bytes) -> None:
     ],
 )
 def test_a_limit_inside_a_member_is_rewritten_there(body: bytes, lowered: bytes) -> None:
-    assert lower_limit(body, NAMES, 10, inside=("options",)) == lowered
+    assert lower_limit(body, NAMES, 10, places=(("options",),)) == lowered
 
 
 def test_a_limit_may_stand_deeper_still() -> None:
-    assert lower_limit(b"{}", ("c",), 1, inside=("a", "b")) == b'{"a": {"b": {"c": 1}}}'
-    assert lower_limit(b'{"a":{"b":{"c":9}}}', ("c",), 1, inside=("a", "b")) == b'{"a":{"b":{"c":1}}}'
+    assert lower_limit(b"{}", ("c",), 1, places=(("a", "b"),)) == b'{"a": {"b": {"c": 1}}}'
+    assert lower_limit(b'{"a":{"b":{"c":9}}}', ("c",), 1, places=(("a", "b"),)) == b'{"a":{"b":{"c":1}}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "lowered"),
+    [
+        (b'{"max_tokens":99,"options":{}}', b'{"max_tokens":10,"options":{}}'),
+        (b'{"options":{"max_tokens":99},"max_tokens":99}', b'{"options":{"max_tokens":10},"max_tokens":10}'),
+        (b'{"a":1,"options":5}', b'{"max_tokens": 10, "a":1,"options":5}'),
+    ],
+)
+def test_of_several_places_those_that_have_a_limit_are_lowered(body: bytes, lowered: bytes) -> None:
+    assert lower_limit(body, NAMES, 10, places=((), ("options",))) == lowered
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
@@ -111,6 +123,7 @@ def test_what_is_no_object_is_refused(body: bytes) -> None:
         lower_limit(body, NAMES, 10)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(["a", "max_tokens", "max_new_tokens"]),
