@@ -313,7 +313,7 @@ async def settle() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Until ``condition`` holds, for what worker threads bring about: tasks that wait for them are blocked."""
+    """Until ``condition`` holds, for what worker threads bring about: who waits for them is blocked."""
     with anyio.fail_after(10):
         while not condition():
             await anyio.to_thread.run_sync(_nothing)
