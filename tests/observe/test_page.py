@@ -25,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 HOSTILE_LANE = '"><script>boom()</script>'
 HOSTILE_PATH = "/<img src=x onerror=boom()>"
+TOKEN = "a-token-of-enough-characters"
 GIB = 2**30
 
 
@@ -52,7 +53,8 @@ class Service:
             max_waiting=3,
         )
         page = status_app(self.admission, allow=lambda connection: True)
-        app = Starlette(routes=[Mount("/gpu", page), Mount("/", hold)])
+        guarded = status_app(self.admission, token=TOKEN)
+        app = Starlette(routes=[Mount("/gpu", page), Mount("/guarded", guarded), Mount("/", hold)])
         app.add_middleware(GPUAdmission, admission=self.admission)
         self.app = app
         self._clients: list[http.client.HTTPConnection] = []
@@ -118,8 +120,9 @@ def assert_quiet(browser: Browser, address: str) -> None:
     assert browser.told("Runtime.exceptionThrown") == []
     assert browser.told("Log.entryAdded") == []
     assert browser.told("Runtime.consoleAPICalled") == []
-    asked = {request["request"]["url"] for request in browser.told("Network.requestWillBeSent")}
-    assert {url for url in asked if not url.startswith((address, "data:"))} == set()
+    asked = {urlsplit(told["request"]["url"]) for told in browser.told("Network.requestWillBeSent")}
+    hosts = {url.netloc.rpartition("@")[2] for url in asked if url.scheme != "data"}
+    assert hosts == {urlsplit(address).netloc}
 
 
 def rows(browser: Browser, table: str) -> list[list[str]]:
@@ -219,6 +222,15 @@ def test_pausing_keeps_the_page_still_until_it_is_resumed(service: Service, page
     assert rows(page, "leases") == []
     page.evaluate("document.getElementById('pause').click()")
     page.wait_for("document.getElementById('leases').rows.length === 1", limit=1.0)
+
+
+def test_a_browser_that_knows_the_token_sees_the_page(service: Service, tmp_path: Path) -> None:
+    path = program("chromium", "chromium-browser", "google-chrome")
+    with chromium(path, tmp_path / "profile") as browser, service.running() as address:
+        page = address.replace("/gpu/", "/guarded/")
+        browser.open(page.replace("http://", f"http://anybody:{TOKEN}@"))
+        browser.wait_for("document.getElementById('link')?.textContent === 'live'")
+        assert_quiet(browser, page)
 
 
 def test_without_a_stream_the_page_asks_for_json_now_and_then(service: Service, tmp_path: Path) -> None:

@@ -242,7 +242,8 @@
 
   // where it comes from: a stream, and where that does not get through, asking now and then
 
-  const address = location.href.split("#")[0];
+  // without the credentials that may stand in it: a browser refuses to ask for those
+  const address = location.origin + location.pathname + location.search;
 
   function show(state, how) {
     latest = state;

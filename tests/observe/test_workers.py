@@ -1,0 +1,122 @@
+"""Four uvicorn workers and one scrape: sums are right, and a killed worker takes its leases with it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.slow
+
+WORKERS = 4
+GIB = 2**30
+
+
+class Server:
+    """A uvicorn with several workers in multiprocess mode."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._held: list[http.client.HTTPResponse] = []
+
+    def _ask(self, method: str, path: str) -> http.client.HTTPResponse:
+        client = http.client.HTTPConnection("127.0.0.1", self._port, timeout=20)
+        client.request(method, path, headers={"Connection": "close"})
+        return client.getresponse()
+
+    def hold(self) -> int:
+        """Start a request that holds its lease; the process that it runs in."""
+        answer = self._ask("POST", "/hold")
+        assert answer.status == 200
+        self._held.append(answer)
+        return int(answer.readline())
+
+    def scrape(self) -> dict[tuple[str, str], float]:
+        """All samples, summed over the labels but ``outcome``."""
+        text = self._ask("GET", "/metrics/").read().decode()
+        samples: dict[tuple[str, str], float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                assert "pid" not in sample.labels
+                key = (sample.name.removeprefix("gpu_admission_"), sample.labels.get("outcome", ""))
+                samples[key] = samples.get(key, 0.0) + sample.value
+        return samples
+
+    def hang_up(self) -> None:
+        for answer in self._held:
+            answer.close()
+
+
+def until(condition: Callable[[], bool], limit: float) -> float:
+    """Seconds until ``condition`` holds; fails after ``limit``."""
+    began, pause = time.monotonic(), threading.Event()
+    while not condition():
+        assert time.monotonic() - began < limit
+        pause.wait(0.05)
+    return time.monotonic() - began
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    command = [sys.executable, "-m", "uvicorn", "tests.observe.workers_app:app", f"--workers={WORKERS}"]
+    process = subprocess.Popen(
+        [*command, f"--port={port}", "--log-level=warning", "--timeout-graceful-shutdown=1"],
+        env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+    )
+    running = Server(port)
+    try:
+        until(lambda: _answers(port), 60)
+        yield running
+    finally:
+        running.hang_up()
+        process.send_signal(signal.SIGINT)
+        process.wait(30)
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as trying:
+        return trying.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_one_scrape_is_right_for_all_workers_also_after_one_was_killed_with_a_lease(server: Server) -> None:
+    def sees(name: str, expected: float, outcome: str = "") -> Callable[[], bool]:
+        return lambda: server.scrape().get((name, outcome)) == expected
+
+    # every worker tells of its budget, also those that no request has reached
+    until(sees("capacity_bytes", WORKERS * 10 * GIB), 60)
+    held = [server.hold()]
+    while len(held) < 2:
+        try:
+            held.append(server.hold())
+        except AssertionError:
+            continue  # the same worker once more: its budget is full
+    until(sees("in_use_bytes", 12 * GIB), 2.0)
+    before = server.scrape()
+    assert before["requests_total", "admitted"] == 2
+    os.kill(held[0], signal.SIGKILL)
+    took = until(sees("in_use_bytes", 6 * GIB), 2.0)
+    after = server.scrape()
+    assert after["running_requests", ""] == 1
+    assert after["leases_lost_total", ""] == 1
+    assert after["requests_total", "admitted"] == 2
+    print(f"the scrape was right after {took:.2f} s")
+    # the worker that takes its place counts again, and the loss is not counted twice
+    until(sees("capacity_bytes", WORKERS * 10 * GIB), 60)
+    assert server.scrape()["leases_lost_total", ""] == 1
+    server.hang_up()
+    until(sees("in_use_bytes", 0), 5.0)
+    until(sees("leases_ended_total", 1, "ok"), 5.0)

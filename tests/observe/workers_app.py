@@ -1,0 +1,35 @@
+"""An app for several workers: a request that is held until its client leaves, and one scrape of all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+import anyio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.routing import Mount, Route
+
+from gpu_admission import Admission, GPUAdmission
+from gpu_admission.observe import Metrics, metrics_app
+
+admission = Admission(capacity="10GiB", estimator="6GiB", observers=[Metrics()], timeout=0)
+
+
+async def hold(request: Request) -> StreamingResponse:
+    async def body() -> AsyncIterator[str]:
+        yield f"{os.getpid()}\n"
+        await anyio.sleep_forever()
+
+    return StreamingResponse(body())
+
+
+async def ready(request: Request) -> PlainTextResponse:
+    return PlainTextResponse(str(os.getpid()))
+
+
+app = Starlette(
+    routes=[Route("/hold", hold, methods=["POST"]), Route("/ready", ready), Mount("/metrics", metrics_app())]
+)
+app.add_middleware(GPUAdmission, admission=admission)
