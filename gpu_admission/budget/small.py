@@ -1,0 +1,64 @@
+"""Which requests are small: those that may start in the gap that a waiting head leaves.
+
+Owns the sizes asked lately and what is read off them. When a gap may be used at all, and
+how often, is decided in the ledger.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+_ASKED = 127
+_LOOKS = 16
+
+
+class SmallSizes:
+    """Small is up to ``part`` of the head, and the smallest that together asked ``share`` of all bytes.
+
+    The first protects a large head: a small one soon gives its room back. The second lets
+    short requests pass a head that is not large itself, and bounds what they can take.
+    """
+
+    __slots__ = ("_asked", "_common", "_looks", "_part", "_share", "note")
+
+    def __init__(self, *, part: float = 1 / 4, share: float = 1 / 6) -> None:
+        self._part = part
+        self._share = share
+        self._asked: deque[int] = deque(maxlen=_ASKED)
+        self._common = 0
+        self._looks = 0
+        self.note: Callable[[int], None] = self._asked.append
+        """Take in that so many bytes were asked."""
+
+    def beside(self, head: int) -> int:
+        """Bytes of the largest request that may pass a head of ``head`` bytes."""
+        if not self._looks:
+            self._looks = _LOOKS
+            self._common = smallest(self._asked, self._share)
+        self._looks -= 1
+        return max(self._common, int(head * self._part))
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """Sizes asked lately, oldest first."""
+        return tuple(self._asked)
+
+    @property
+    def median(self) -> int:
+        """Of the sizes asked lately; 0 while nothing was."""
+        return sorted(self._asked)[len(self._asked) // 2] if self._asked else 0
+
+
+def smallest(asked: Iterable[int], share: float) -> int:
+    """The largest size such that all up to it sum to at most ``share`` of all; 0 where none does."""
+    sizes = sorted(asked)
+    most = sum(sizes) * share
+    below = size = total = 0
+    for larger in sizes:
+        if larger > size:
+            below, size = size, larger
+        total += larger
+        if total > most:
+            return below
+    return size
