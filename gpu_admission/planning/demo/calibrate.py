@@ -53,13 +53,12 @@ class Costs(msgspec.Struct, frozen=True):
         return Slots(max(1, (room - self.shared) // max(map(self.of, asks))))
 
 
-async def calibrate(port: int, engine: EngineName) -> Costs:
-    """Measure ``SHAPES`` on the server at ``port``, which must be idle, and fit."""
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=None) as http:
-        alone = [await _measure(http, ask, 1) for ask in SHAPES]
-        if engine == "threads":
-            return of_threads(alone)
-        return of_batch(alone, [await _measure(http, ask, COMPANY) for ask in SHAPES])
+async def calibrate(http: httpx.AsyncClient, engine: EngineName) -> Costs:
+    """Measure ``SHAPES`` on a server that is idle otherwise, and fit. Raises ``RuntimeError``."""
+    alone = [await _measure(http, ask, 1) for ask in SHAPES]
+    if engine == "threads":
+        return of_threads(alone)
+    return of_batch(alone, [await _measure(http, ask, COMPANY) for ask in SHAPES])
 
 
 def of_threads(alone: Sequence[Measured]) -> Costs:

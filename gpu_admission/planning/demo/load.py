@@ -50,8 +50,15 @@ class Run(msgspec.Struct, frozen=True):
     samples: list[tuple[float, int]]
 
 
+def connect(port: int, clients: int) -> httpx.AsyncClient:
+    """A client of the server at ``port`` that may have so many requests under way."""
+    return httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", timeout=None, limits=httpx.Limits(max_connections=clients + 1)
+    )
+
+
 async def replay(
-    port: int,
+    http: httpx.AsyncClient,
     asks: Sequence[Ask],
     *,
     clients: int,
@@ -59,13 +66,10 @@ async def replay(
     progress: Callable[[Answer], None] = lambda answer: None,
 ) -> Run:
     """Send ``asks`` from ``clients`` at once, for at most ``seconds``."""
-    async with httpx.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", timeout=None, limits=httpx.Limits(max_connections=clients + 1)
-    ) as http:
-        began = time.monotonic()
-        before = await usage(http, since=began)
-        answers = await _send_all(http, asks, clients, seconds, progress)
-        after = await usage(http, since=began)
+    began = time.monotonic()
+    before = await usage(http, since=began)
+    answers = await _send_all(http, asks, clients, seconds, progress)
+    after = await usage(http, since=began)
     return Run(answers, after.cpu_seconds - before.cpu_seconds, after.samples)
 
 

@@ -104,7 +104,7 @@ def verdict(report: Report) -> Iterator[str]:
     yield _safety(plain, report.error)
     yield _safety(ours, "")
     if ours.count("refused"):
-        yield f"{ours.label} refused {ours.count('refused')} requests."
+        yield f"{ours.label} refused {ours.count('refused')} of {ours.sent} requests."
     if not plain.count("out_of_memory"):
         yield f"At {report.clients} clients memory does not bind: {_compared(ours, plain)}"
     yield _compared(ours, slots)

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import msgspec
 
-from gpu_admission.planning.demo.calibrate import Costs, calibrate
+from gpu_admission.planning.demo.calibrate import COMPANY, Costs, calibrate
 from gpu_admission.planning.demo.figures import Trial, first_error
-from gpu_admission.planning.demo.load import Answer, replay
+from gpu_admission.planning.demo.load import Answer, Run, connect, replay
 from gpu_admission.planning.demo.protect import Protection, Unprotected
 from gpu_admission.planning.demo.report import Report
 from gpu_admission.planning.demo.server import EngineName, Ready, ServerProcess, Settings
 from gpu_admission.planning.demo.shape import Shape
-from gpu_admission.planning.demo.trace import Ask, load
+from gpu_admission.planning.demo.trace import Ask
+from gpu_admission.planning.demo.trace import load as load_trace
 from gpu_admission.sizes import format_bytes
 
 START = 8.0
@@ -59,7 +60,7 @@ def run(plan: Plan, say: Say, watch: Watch) -> Report:
     the answers of each round.
     """
     deadline = time.monotonic() + plan.seconds
-    asks = load(plan.requests)
+    asks = load_trace(plan.requests)
     say("measuring what requests take ...")
     ready, costs = _measured(plan)
     if costs.shared + costs.of(Ask(1, 1)) > plan.room:
@@ -81,8 +82,12 @@ def run(plan: Plan, say: Say, watch: Watch) -> Report:
 
 
 def _measured(plan: Plan) -> tuple[Ready, Costs]:
+    async def measure(port: int) -> Costs:
+        async with connect(port, COMPANY) as http:
+            return await calibrate(http, plan.engine)
+
     with ServerProcess(plan.settings(Unprotected())) as ready:
-        return ready, asyncio.run(calibrate(ready.port, plan.engine))
+        return ready, asyncio.run(measure(ready.port))
 
 
 def _round(
@@ -93,9 +98,12 @@ def _round(
     seconds: float,
     progress: Callable[[Answer], None],
 ) -> Trial:
+    async def load(port: int) -> Run:
+        async with connect(port, plan.clients) as http:
+            return await replay(http, asks, clients=plan.clients, seconds=seconds, progress=progress)
+
     with ServerProcess(plan.settings(protection, plan.room)) as ready:
-        work = replay(ready.port, asks, clients=plan.clients, seconds=seconds, progress=progress)
-        return Trial(label, asyncio.run(work), plan.room)
+        return Trial(label, asyncio.run(load(ready.port)), plan.room)
 
 
 def _share(deadline: float, rounds: int) -> float:

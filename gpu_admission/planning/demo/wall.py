@@ -27,6 +27,7 @@ ENVIRONMENT = {
 }
 """Of the process behind the wall; must be set before it starts."""
 
+STATUS = "/proc/self/status"
 HEAP_RESERVE = 48 * 2**20
 HOLE = 128 * 1024 - 256
 
@@ -51,9 +52,9 @@ class DataSegmentWall:
     kind = "RLIMIT_DATA of the server process"
 
     def __init__(self) -> None:
-        if not Path("/proc/self/status").exists():
+        if not Path(STATUS).exists():
             raise OSError("without a CUDA GPU the demo needs Linux: only there can memory be limited")
-        self._status = os.open("/proc/self/status", os.O_RDONLY)
+        self._status = os.open(STATUS, os.O_RDONLY)
         self._baseline = 0
         self._pins: list[bytearray] = []
 
