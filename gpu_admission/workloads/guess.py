@@ -84,10 +84,10 @@ class Guess:
         if "text_input" in fields or _are_tensors(fields.get("inputs")):
             return self._kserve.read(info)
         if type(fields.get("inputs")) is str:
-            return self._with_settings(self._tgi.read(info), _nested(fields))
+            return self._with_settings(self._tgi.read(info), fields)
         if kind != "application/x-www-form-urlencoded" and not fields.keys().isdisjoint(_PROMPTS):
-            return self._with_settings(self._openai.read(info), _nested(fields))
-        return self._with_settings(self._of_everything(body), [fields, *_nested(fields)])
+            return self._with_settings(self._openai.read(info), fields)
+        return self._with_settings(self._of_everything(body), fields)
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body`` with the limits of its object at most ``new_tokens``. Raises ``UnreadableBody``."""
@@ -127,23 +127,17 @@ class Guess:
             defaulted=("max_tokens",),
         )
 
-    def _with_settings(self, workload: Workload, settings: list[dict[str, Any]]) -> Workload:
-        """``workload`` with the largest limit, and all copies, that ``settings`` ask for."""
+    def _with_settings(self, workload: Workload, fields: dict[str, Any]) -> Workload:
+        """``workload`` with the largest limit, and all copies, that any settings in ``fields`` ask for."""
+        settings = [fields, *(fields[name] for name in _SETTINGS if type(fields.get(name)) is dict)]
         limits = [read_limit(found, _LIMITS, self._default_new_tokens) for found in settings]
         said = [limit for limit, absent in limits if not absent]
+        if said:
+            new = max(said) if workload.defaulted else max(workload.new_tokens, *said)
+            workload = replace(workload, new_tokens=new, defaulted=())
         copies = math.prod(positive(found, name, 1) for found in settings for name in _COPIES)
-        if said and workload.defaulted:
-            workload = replace(workload, new_tokens=0, defaulted=())
-        return replace(
-            workload,
-            new_tokens=max(workload.new_tokens, *said, 0),
-            sequences=capped(workload.sequences * copies),
-        )
-
-
-def _nested(fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """The objects in ``fields`` that hold settings."""
-    return [fields[name] for name in _SETTINGS if type(fields.get(name)) is dict]
+        rows = workload.sequences if workload.total_prompt_tokens else 1
+        return replace(workload, sequences=capped(max(workload.sequences, rows * copies)))
 
 
 def _are_tensors(inputs: Any) -> bool:

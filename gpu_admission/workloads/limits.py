@@ -122,18 +122,13 @@ def _inserted(text: str, start: int, member: str) -> str:
 
 
 def _members(text: str, start: int) -> Iterator[_Member]:
-    """The members of the object at ``start``, in order, repeated ones too."""
+    """The members of the object at ``start``, in order, repeated ones too. It must be well formed."""
     if text[start] != "{":
         raise ValueError("not an object")
     at = _skip(text, start + 1)
     while text[at] != "}":
-        if text[at] != '"':
-            raise ValueError("not a name")
         name, at = _raw_decode(text, at)
-        at = _skip(text, at)
-        if text[at] != ":":
-            raise ValueError("no colon")
-        begin = _skip(text, at + 1)
+        begin = _skip(text, _skip(text, at) + 1)
         value, end = _raw_decode(text, begin)
         yield _Member(name, value, begin, end)
         at = _skip(text, end)

@@ -166,7 +166,8 @@ def _choices(fields: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _keeps_prompt_logprobs(fields: Mapping[str, Any]) -> bool:
-    if fields.get("echo") and fields.get("logprobs") not in (None, False):
+    """Whether logits of every prompt position are kept; zero logprobs are some, ``false`` is none."""
+    if fields.get("echo") and (logprobs := fields.get("logprobs")) is not None and logprobs is not False:
         return True
     return fields.get("prompt_logprobs") is not None
 

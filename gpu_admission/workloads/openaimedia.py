@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_admission.types import RequestInfo
 
 _SIZE = re.compile(r"\s*(\d{1,15})\s*[xX*]\s*(\d{1,15})\s*", re.ASCII)
-_PICTURES = ("image", "images", "mask")
+_PICTURES = ("image", "image[]", "images", "mask")
 
 
 class OpenAIMedia:

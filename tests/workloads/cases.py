@@ -48,12 +48,13 @@ TENSOR = {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": [1, 2, 3, 4,
 
 CASES = {
     "openai chat": Case(
-        OpenAI(default_new_tokens=700), "/v1/chat/completions", {"model": "m", "messages": CHAT, "max_tokens": 64},
-        "max_tokens", default=700, numbers=("n", "best_of", "max_completion_tokens", "min_tokens", "n_predict"),
-        text="messages.1.content",
+        OpenAI(default_new_tokens=700), "/v1/chat/completions", {"messages": CHAT, "max_tokens": 64},
+        "max_tokens", default=700, text="messages.1.content",
+        numbers=("n", "best_of", "max_completion_tokens", "min_tokens", "n_predict"),
     ),
     "openai chat in a context": Case(
-        OpenAI(context=8192, tokens="bound"), "/v1/chat/completions", {"messages": CHAT, "max_completion_tokens": 64},
+        OpenAI(context=8192, tokens="bound"), "/v1/chat/completions",
+        {"messages": CHAT, "max_completion_tokens": 64},
         "max_completion_tokens", default=8109, text="messages.1.content",
     ),
     "openai completions": Case(
@@ -93,11 +94,13 @@ CASES = {
         "max_tokens", default=700, text="text_input",
     ),
     "stable diffusion": Case(
-        StableDiffusion(default_side=700), "/sdapi/v1/txt2img", {"prompt": "a ferry", "width": 64, "batch_size": 2},
+        StableDiffusion(default_side=700), "/sdapi/v1/txt2img",
+        {"prompt": "a ferry", "width": 64, "batch_size": 2},
         "width", "width", 700, numbers=("height", "batch_size"), text="prompt",
     ),
     "rerank": Case(
-        Rerank(), "/rerank", {"query": "ferry", "documents": ["a boat", {"text": "a bridge"}]}, text="documents.0"
+        Rerank(), "/rerank", {"query": "ferry", "documents": ["a boat", {"text": "a bridge"}]},
+        text="documents.0",
     ),
     "tei": Case(TEI(), "/embed", {"inputs": ["Once", "twice"]}, text="inputs.0"),
     "speech": Case(OpenAIMedia(), "/v1/audio/speech", {"input": "Once"}, text="input"),
@@ -125,8 +128,14 @@ CASES = {
 
 UPLOADS: dict[str, tuple[Dialect, RequestInfo]] = {
     "whisper": (Whisper(), upload(("file", "a.mp3", "audio/mpeg", b"ID3" + bytes(5_000)))),
-    "pictures": (OpenAIMedia(), upload(("image", "a.png", "image/png", b"\x89PNG"), ("prompt", None, "", b"x"))),
-    "fields": (Fields(images="picture", prompt="text"), upload(("picture", "a.png", "image/png", b"\x89PNG"))),
+    "pictures": (
+        OpenAIMedia(),
+        upload(("image", "a.png", "image/png", b"\x89PNG"), ("prompt", None, "", b"x")),
+    ),
+    "fields": (
+        Fields(images="picture", prompt="text"),
+        upload(("picture", "a.png", "image/png", b"\x89PNG")),
+    ),
     "guess": (Guess(), upload(("picture", "a.png", "image/png", b"\x89PNG"))),
 }
 """Uploads, for those that read them."""
