@@ -60,10 +60,12 @@ def _check_number(lane: str, field: str, value: object) -> None:
 class Flow:
     """One tenant's waiters inside a lane, and the byte-seconds it has been charged."""
 
-    __slots__ = ("charged", "queue", "running")
+    __slots__ = ("charged", "entry", "queue", "running")
 
     def __init__(self, charged: float) -> None:
         self.charged = charged
+        self.entry = 0
+        """Number of its valid entry in the lane's order; older ones are outdated."""
         self.running = 0
         self.queue = SizedQueue()
 
@@ -74,7 +76,9 @@ class LaneState:
     Start-time fair queueing: the next flow is the one charged least; a grant is charged
     its bytes times the lane's usual hold in advance, and corrected when it ends. A flow
     that neither waits nor runs is forgotten; when it returns it starts at the lane's
-    clock, so idle time earns no credit.
+    clock, so idle time earns no credit. The clock follows the flow whose turn it is, and
+    goes on by each flow's share of what was used, so that ever new flows can't keep an
+    old one waiting for ever.
     """
 
     __slots__ = (
@@ -149,21 +153,35 @@ class LaneState:
         ticket.charged = ticket.bytes * self.hold
         self._charge(ticket.flow, flow, ticket.charged)
 
+    def charge_unnamed(self, ticket: Ticket) -> None:
+        """``ticket`` of no flow starts after it waited: beside named flows all such are one flow."""
+        if len(self._flows) > 1:
+            self._charge(None, self._flows[None], ticket.bytes * self.hold)
+
     def settle(self, ticket: Ticket, held: float) -> None:
         """``ticket`` has ended after ``held`` seconds: correct what its flow was charged."""
+        held = max(held, 0.0)
         self.hold += (held - self.hold) / 16
+        used = ticket.bytes * held
+        self._clock += used / len(self._flows)
         flow = self._flows[ticket.flow]
         flow.running -= 1
-        self._charge(ticket.flow, flow, ticket.bytes * held - ticket.charged)
+        self._charge(ticket.flow, flow, used - ticket.charged)
         self._forget_if_idle(ticket.flow, flow)
 
     def small(self, size: int) -> Ticket | None:
-        """The first waiter of at most ``size`` bytes, looking into the next few flows in turn."""
+        """The first waiter of at most ``size`` bytes, looking into the next few flows in turn.
+
+        Not in flows that have had more than the head's by what the head itself will be
+        charged: passing it must not win a flow more than its share.
+        """
         looked: list[tuple[float, int, Any]] = []
-        found = None
-        while self._order and len(looked) < 8 and found is None:
+        head, found = self.head, None
+        assert head is not None
+        most = self._flows[head.flow].charged + head.bytes * self.hold
+        while len(looked) < 8 and found is None:
             entry = self._peek()
-            if entry is None:
+            if entry is None or entry[0] > most:
                 break
             looked.append(heapq.heappop(self._order))
             found = self._flows[entry[2]].queue.first_at_most(size)
@@ -187,15 +205,15 @@ class LaneState:
             self._put(key, flow)
 
     def _put(self, key: Any, flow: Flow) -> None:
-        self._pushed += 1
-        heapq.heappush(self._order, (flow.charged, self._pushed, key))
+        flow.entry = self._pushed = self._pushed + 1
+        heapq.heappush(self._order, (flow.charged, flow.entry, key))
         if len(self._order) > 2 * len(self._flows) + 64:
             self._order = [e for e in self._order if self._is_current(e)]
             heapq.heapify(self._order)
 
     def _is_current(self, entry: tuple[float, int, Any]) -> bool:
         flow = self._flows.get(entry[2])
-        return flow is not None and len(flow.queue) > 0 and flow.charged == entry[0]
+        return flow is not None and len(flow.queue) > 0 and flow.entry == entry[1]
 
     def _peek(self) -> tuple[float, int, Any] | None:
         """The flow whose turn it is; entries that a later charge has outdated are dropped."""

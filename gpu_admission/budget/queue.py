@@ -72,6 +72,8 @@ class SizedQueue:
                 break
             level[index] = min(below[index << _SHIFT : (index + 1) << _SHIFT])
         self._trim()
+        if len(self._tickets) - self._head > 4 * self._waiting + _FANOUT:
+            self._close_up()
 
     def _trim(self) -> None:
         """Drop whole blocks of left slots at the front, so that memory follows the waiters."""
@@ -88,6 +90,13 @@ class SizedQueue:
         cut = self._head // block * block
         self._base += cut
         self._head -= cut
+
+    def _close_up(self) -> None:
+        """Line the waiters up anew: many have left from behind one that stays."""
+        tickets = list(self)
+        self._clear()
+        for ticket in tickets:
+            self.append(ticket)
 
     @property
     def first(self) -> Ticket:
