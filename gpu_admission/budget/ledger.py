@@ -10,30 +10,34 @@ The rules, in the order in which ``_next`` applies them:
    ``max_bypass`` times, or at the head for ``max_bypass_wait`` seconds) come first, then
    those inside their lane's guarantee, then by priority, then by arrival.
 2. A head that does not fit holds back every head that comes after it, except one inside
-   its own lane's guarantee. A due head holds back everybody.
-3. In the gap that it leaves, *small* requests may start: no larger than the median of
-   what has been asked lately, while their own lane's head is not due.
+   its own lane's guarantee. A due head holds back those too, unless it will fit beside
+   all guarantees.
+3. In the gap that it leaves, *small* requests may start (see ``SmallSizes``), while their
+   own lane's head is not due. While a head that is due, or inside its lane's guarantee,
+   does not fit, only small ones inside their own lane's guarantee may.
+4. A head that its own lane's limit keeps waiting holds back no other lane, and one that
+   is above every ceiling holds back nobody: room that is made for it would lie idle.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 
 from gpu_admission.budget.forecast import DrainRate
 from gpu_admission.budget.lanes import Lane, LaneState
 from gpu_admission.budget.placement import Placement, most_free
+from gpu_admission.budget.small import SmallSizes
 from gpu_admission.budget.ticket import State, Ticket
 
-_ASKED = 127
 _NOBODY: tuple[Ticket, ...] = ()
+_NO_LIMIT = 1 << 63
 
 
 class Account:
     """One device's bytes."""
 
-    __slots__ = ("capacity", "ceiling", "in_use", "limit")
+    __slots__ = ("capacity", "ceiling", "in_use", "limit", "max_running", "running")
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -41,6 +45,14 @@ class Account:
         self.limit = capacity
         """What may be held now: the smaller of capacity and ceiling."""
         self.in_use = 0
+        self.running = 0
+        self.max_running: float = math.inf
+        """Leases that may run on it at once; a breaker that tries it out sets a small one."""
+
+    @property
+    def free(self) -> int:
+        """Bytes that may start here now; below 0 when nothing may."""
+        return self.limit - self.in_use if self.running < self.max_running else -1
 
     def allow(self, capacity: int, ceiling: int | None) -> None:
         self.capacity = capacity
@@ -65,6 +77,7 @@ class Ledger:
         max_bypass: int = 32,
         max_bypass_wait: float = 30.0,
         placement: Placement = most_free,
+        small: SmallSizes | None = None,
     ) -> None:
         self.accounts = [Account(capacity) for capacity in capacities]
         self.lanes = [LaneState(lane, max_waiting) for lane in lanes]
@@ -81,9 +94,8 @@ class Ledger:
         self.peak = 0
         self.grants = 0
         self.drain = DrainRate()
-        self._asked: deque[int] = deque(maxlen=_ASKED)
-        self._asked_since = 0
-        self._small = 0
+        self._sizes = SmallSizes() if small is None else small
+        self._note = self._sizes.note
         self._share_out()
 
     # what is asked of it
@@ -96,8 +108,7 @@ class Ledger:
         """
         ticket.arrived = now
         size = ticket.bytes
-        self._asked.append(size)
-        self._asked_since += 1
+        self._note(size)
         lane = self.lanes[ticket.lane]
         if not self.waiting and self.running < self.max_running and lane.in_use + size <= lane.limit:
             device = self._place(size)
@@ -141,11 +152,18 @@ class Ledger:
         return True
 
     def allow(
-        self, device: int, now: float, *, capacity: int | None = None, ceiling: int | None = None
+        self,
+        device: int,
+        now: float,
+        *,
+        capacity: int | None = None,
+        ceiling: int | None = None,
+        max_running: int | None = None,
     ) -> Sequence[Ticket]:
         """Set what ``device`` may hold. Nothing is taken back: a smaller limit only stops grants."""
         account = self.accounts[device]
         account.allow(account.capacity if capacity is None else capacity, ceiling)
+        account.max_running = math.inf if max_running is None else max_running
         self._share_out()
         return self._dispatch(now)
 
@@ -188,7 +206,7 @@ class Ledger:
     @property
     def available(self) -> int:
         """Most bytes that one request could be granted now."""
-        return max(0, max(account.limit - account.in_use for account in self.accounts))
+        return max(0, max(account.free for account in self.accounts))
 
     def largest(self, lane: int = 0) -> int:
         """Bytes of the largest request that can ever start in ``lane``."""
@@ -202,17 +220,17 @@ class Ledger:
     @property
     def usual(self) -> int:
         """The median of the sizes asked lately; 0 while nothing was."""
-        return self._median() if self._asked else 0
+        return self._sizes.median
 
     @property
     def asked(self) -> Sequence[int]:
         """Sizes asked lately, oldest first."""
-        return tuple(self._asked)
+        return self._sizes.asked
 
     def forecast(self, size: int, now: float) -> float | None:
         """Seconds that ``size`` bytes would wait if they came now; ``None`` while nothing has drained."""
         ahead = self.waiting_bytes + size - self.available
-        if ahead <= 0 and not self.waiting:
+        if ahead <= 0 and not self.waiting and self.running < self.max_running:
             return 0.0
         return self.drain.seconds(max(ahead, size))
 
@@ -226,6 +244,7 @@ class Ledger:
         if lane.max_waiting == 0 and ticket.state is State.WAITING:
             self._leave(ticket, now)
             ticket.state = State.REFUSED
+            return [*granted, *self._dispatch(now)]
         return granted
 
     def _line_is_full(self, lane: LaneState, ticket: Ticket) -> bool:
@@ -251,7 +270,9 @@ class Ledger:
         ticket.device = device
         ticket.granted_at = now
         size, lane = ticket.bytes, self.lanes[ticket.lane]
-        self.accounts[device].in_use += size
+        account = self.accounts[device]
+        account.in_use += size
+        account.running += 1
         lane.in_use += size
         self.running += 1
         self.grants += 1
@@ -263,7 +284,9 @@ class Ledger:
 
     def _put_back(self, ticket: Ticket, now: float) -> None:
         size, lane = ticket.bytes, self.lanes[ticket.lane]
-        self.accounts[ticket.device].in_use -= size
+        account = self.accounts[ticket.device]
+        account.in_use -= size
+        account.running -= 1
         lane.in_use -= size
         self.running -= 1
         self.in_use -= size
@@ -280,10 +303,13 @@ class Ledger:
 
     def _share_out(self) -> None:
         total = self.capacity
+        largest = max(account.capacity for account in self.accounts)
         for state in self.lanes:
             state.guaranteed = int(state.lane.guaranteed * total)
-            state.limit = int(state.lane.limit * total)
-            state.largest = min(state.limit, max(account.capacity for account in self.accounts))
+            state.limit = int(state.lane.limit * total) if state.lane.limit < 1 else _NO_LIMIT
+            state.largest = min(state.limit, largest)
+        self._promised = sum(state.guaranteed for state in self.lanes)
+        self._most = max(account.limit for account in self.accounts)
 
     # who is next
 
@@ -295,33 +321,38 @@ class Ledger:
             if ticket is None or device is None:
                 break
             self._count_passed(ticket)
-            self._leave(ticket, now)
             self._grant(ticket, device, now)
+            if ticket.flow is None:
+                self.lanes[ticket.lane].charge_unnamed(ticket)
+            self._leave(ticket, now)
             granted.append(ticket)
         return granted
 
     def _place(self, size: int) -> int | None:
         if len(self.accounts) == 1:
-            account = self.accounts[0]
-            return 0 if account.in_use + size <= account.limit else None
-        free = [account.limit - account.in_use for account in self.accounts]
+            return 0 if size <= self.accounts[0].free else None
+        free = [account.free for account in self.accounts]
         return self.placement(size, free, self.grants)
 
     def _next(self, now: float) -> Ticket | None:
-        room = max(account.limit - account.in_use for account in self.accounts)
+        room = max(account.free for account in self.accounts)
         order = self._lanes_in_turn(now)
-        blocked = False
+        first: Ticket | None = None
+        claimed = False
         for lane in order:
             head = lane.head
             assert head is not None
-            if lane.in_use + head.bytes > lane.limit:
+            if head.bytes > self._most or lane.in_use + head.bytes > lane.limit:
                 continue
-            if head.bytes <= room and (not blocked or self._is_guaranteed(lane, head)):
+            inside = self._is_guaranteed(lane, head)
+            if head.bytes <= room and (first is None or inside):
                 return head
-            if self._is_due(head, now):
+            due = self._is_due(head, now)
+            if due and head.bytes > self._most - (self._promised - lane.guaranteed):
                 return None
-            blocked = True
-        return self._small_one(order, room, now)
+            first = first or head
+            claimed = claimed or due or inside
+        return self._small_one(order, room, first, claimed, now)
 
     def _lanes_in_turn(self, now: float) -> list[LaneState]:
         if len(self.lanes) == 1:
@@ -343,26 +374,29 @@ class Ledger:
     def _is_due(self, head: Ticket, now: float) -> bool:
         return head.passed >= self.max_bypass or now - head.head_since >= self.max_bypass_wait
 
-    def _small_one(self, order: Sequence[LaneState], room: int, now: float) -> Ticket | None:
-        size = min(room, self._median())
+    def _small_one(
+        self, order: Sequence[LaneState], room: int, first: Ticket | None, claimed: bool, now: float
+    ) -> Ticket | None:
         for lane in order:
             head = lane.head
-            if head is None or self._is_due(head, now):
+            assert head is not None
+            holds_nobody = head.bytes > self._most
+            if not holds_nobody and self._is_due(head, now):
                 continue
-            ticket = lane.small(min(size, lane.limit - lane.in_use))
+            gap = lane.guaranteed if claimed else lane.limit
+            size = min(room, gap - lane.in_use)
+            if first is not None or not holds_nobody:
+                size = min(size, self._sizes.beside((first or head).bytes))
+            ticket = lane.small(size)
             if ticket is not None:
                 return ticket
         return None
 
-    def _median(self) -> int:
-        """The median of the sizes asked lately, looked up again after every few requests."""
-        if self._asked_since > 15 or not self._small:
-            self._asked_since = 0
-            self._small = sorted(self._asked)[len(self._asked) // 2]
-        return self._small
-
     def _count_passed(self, ticket: Ticket) -> None:
-        for lane in self.lanes:
+        """Not counted: other lanes' starts while a head waits for its own lane's limit."""
+        for index, lane in enumerate(self.lanes):
             head = lane.head
-            if head is not None and head is not ticket and head.arrived <= ticket.arrived:
+            if head is None or head is ticket or head.arrived > ticket.arrived or head.bytes > self._most:
+                continue
+            if index == ticket.lane or lane.in_use + head.bytes <= lane.limit:
                 head.passed += 1

@@ -20,13 +20,14 @@ class SmallSizes:
     short requests pass a head that is not large itself, and bounds what they can take.
     """
 
-    __slots__ = ("_asked", "_common", "_looks", "_part", "_share", "note")
+    __slots__ = ("_asked", "_looks", "_part", "_share", "common", "note")
 
     def __init__(self, *, part: float = 1 / 4, share: float = 1 / 6) -> None:
         self._part = part
         self._share = share
         self._asked: deque[int] = deque(maxlen=_ASKED)
-        self._common = 0
+        self.common = 0
+        """Bytes up to which sizes are small beside any head, as last looked up."""
         self._looks = 0
         self.note: Callable[[int], None] = self._asked.append
         """Take in that so many bytes were asked."""
@@ -35,9 +36,9 @@ class SmallSizes:
         """Bytes of the largest request that may pass a head of ``head`` bytes."""
         if not self._looks:
             self._looks = _LOOKS
-            self._common = smallest(self._asked, self._share)
+            self.common = smallest(self._asked, self._share)
         self._looks -= 1
-        return max(self._common, int(head * self._part))
+        return max(self.common, int(head * self._part))
 
     @property
     def asked(self) -> Sequence[int]:
