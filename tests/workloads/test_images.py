@@ -79,6 +79,11 @@ def test_text_that_holds_no_image_has_no_size(text: str) -> None:
     assert size_of_text(head_of(text)) == UNKNOWN
 
 
+def test_a_size_behind_endless_metadata_is_unknown() -> None:
+    encoded = base64.b64encode(pictures.jpeg(640, 480, metadata=1_200_000)).decode()
+    assert size_of_text(head_of(encoded)) == UNKNOWN
+
+
 def test_a_decompression_bomb_costs_no_more_than_its_header() -> None:
     assert size_of_bytes(pictures.png(2**31 - 1, 2**31 - 1)) == (2**31 - 1, 2**31 - 1)
 
