@@ -1,0 +1,430 @@
+"""One request, one charge, one end: nested calls and doors, generators: BL-13, BL-49, BL-53, BL-57."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import httpx
+import pytest
+from fastapi import BackgroundTasks, Depends, FastAPI, Request
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from gpu_admission import Admission, GPUAdmission, current_lease
+from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
+from tests.cases.harness import Call, StreamedCost, answer, read_body, scenario, settle, working
+
+pytestmark = pytest.mark.anyio
+
+
+# BL-13: several doors on one route
+
+
+def all_doors(admission: Admission) -> FastAPI:
+    app = FastAPI()
+
+    @app.post("/work", dependencies=[Depends(admission.dependency(StreamedCost()))])
+    @admission.admit(estimator=StreamedCost())
+    async def route(request: Request) -> Response:
+        async with admission.lease(100):
+            call: Call = request.scope["call"]
+            call.lease = current_lease()
+            call.started.set()
+            await call.may_finish.wait()
+            return PlainTextResponse("busy", 503, {"Retry-After": "7"})
+
+    return app
+
+
+async def test_bl_13_middleware_decorator_dependency_and_lease_charge_once() -> None:
+    async with scenario() as scene:
+        app = GPUAdmission(all_doors(scene.admission), admission=scene.admission)
+        call = await scene.start(cost=60, app=app)
+        assert call.started.is_set()
+        assert scene.in_use == 60
+        assert [event.kind for event in scene.events if event.kind != "started"] == ["admitted"]
+        call.finish()
+        await call.done.wait()
+        assert call.headers["retry-after"] == "7"
+
+
+@pytest.mark.parametrize("outer", ["middleware", "routes only"])
+async def test_bl_13_a_refusal_is_told_once(outer: str) -> None:
+    async with scenario(max_waiting=0) as scene:
+        app: ASGIApp = all_doors(scene.admission)
+        if outer == "middleware":
+            app = GPUAdmission(app, admission=scene.admission)
+        holder = await scene.start(cost=60)
+        call = await scene.run(cost=60, app=app)
+        assert call.status == 429
+        assert int(call.headers["retry-after"]) >= 1
+        assert scene.admission.snapshot().counts["queue_full"] == 1
+        holder.finish()
+
+
+# BL-49: a request inside a request
+
+Nest = Callable[[ASGIApp], Awaitable[list[int]]]
+
+
+async def directly(app: ASGIApp) -> list[int]:
+    call = Call(app, path="/inner", cost=60)
+    await call.run()
+    return [call.status]
+
+
+async def by_httpx(app: ASGIApp) -> list[int]:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://self") as client:
+        return [(await client.post("/inner", headers={"x-cost": "60"})).status_code]
+
+
+async def in_child_tasks(app: ASGIApp) -> list[int]:
+    statuses: list[int] = []
+
+    async def one() -> None:
+        statuses.extend(await directly(app))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(one)
+        group.start_soon(one)
+    return statuses
+
+
+@pytest.mark.parametrize("nest", [directly, by_httpx, in_child_tasks], ids=lambda nest: nest.__name__)
+@pytest.mark.parametrize("outer_calls", [1, 2])
+async def test_bl_49_a_request_that_calls_its_own_service_never_waits_for_itself(
+    nest: Nest, outer_calls: int
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await read_body(receive)
+        if scope["path"] == "/outer":
+            assert await nest(scene.app) == [200] * (2 if nest is in_child_tasks else 1)
+        await answer(send)
+
+    async with scenario(app) as scene:
+        calls = [scene.call(path="/outer", cost=60) for _ in range(outer_calls)]
+        with anyio.fail_after(10):
+            async with anyio.create_task_group() as group:
+                for call in calls:
+                    group.start_soon(call.run)
+        assert [(call.status, call.error) for call in calls] == [(200, None)] * outer_calls
+        assert [event.kind for event in scene.events].count("admitted") == outer_calls
+
+
+async def test_bl_49_nested_routes_of_fastapi_reuse_the_lease() -> None:
+    async with scenario() as scene:
+        app = FastAPI()
+
+        @app.post("/outer")
+        @scene.admission.admit(estimator=60)
+        async def outer() -> list[int]:
+            return [*await directly(app), *await in_child_tasks(app), *await by_httpx(app)]
+
+        @app.post("/inner", dependencies=[Depends(scene.admission.dependency(60))])
+        async def inner() -> int:
+            return scene.in_use
+
+        with anyio.fail_after(10):
+            call = await scene.run(path="/outer", app=app)
+        assert call.body == b"[200,200,200,200]"
+
+
+async def test_bl_49_a_request_of_another_client_is_not_nested_whatever_it_sends() -> None:
+    async with scenario() as scene:
+        holder = await scene.start(cost=60)
+        names = (b"gpu_admission.lease", b"x-gpu-admission-lease", b"x-gpu-admission-nested")
+        call = await scene.start(cost=60, headers=[(name, b"1") for name in names])
+        assert scene.waiting == 1
+        assert not call.reached_app
+        holder.finish()
+        call.finish()
+
+
+async def test_bl_49_work_that_outlives_its_request_is_not_nested_in_it() -> None:
+    async with scenario() as scene:
+        may_call = anyio.Event()
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            scene.group.start_soon(later)
+            await working(scope, receive, send)
+
+        async def later() -> None:
+            await may_call.wait()
+            assert current_lease() is None
+            await call.run()
+
+        first = await scene.run(cost=60, app=GPUAdmission(app, admission=scene.admission))
+        assert first.status == 200
+        call = scene.call(cost=60)
+        holder = await scene.start(cost=60)
+        may_call.set()
+        await settle()
+        assert scene.waiting == 1
+        holder.finish()
+        call.finish()
+
+
+# the same kind: servers start the next request of a connection in the context of the last one
+
+
+def _staying(admission: Admission, door: str) -> ASGIApp:
+    """An app that works on in the background after its answer was sent."""
+    if door == "middleware":
+        return GPUAdmission(_answers_then_works, admission=admission)
+    if door == "starlette":
+
+        @admission.admit(estimator=StreamedCost())
+        async def starlette_endpoint(request: StarletteRequest) -> Response:
+            return PlainTextResponse("ok", background=BackgroundTask(_work, request.scope["call"]))
+
+        return Starlette(routes=[Route("/work", starlette_endpoint, methods=["POST"])])
+    app = FastAPI()
+    if door == "decorator":
+
+        @app.post("/work")
+        @admission.admit(estimator=StreamedCost())
+        async def decorated(request: Request, background: BackgroundTasks) -> str:
+            background.add_task(_work, request.scope["call"])
+            return "ok"
+
+    if door == "dependency":
+
+        @app.post("/work", dependencies=[Depends(admission.dependency(StreamedCost()))])
+        async def depending(request: Request) -> Response:
+            async def stream() -> AsyncIterator[bytes]:
+                yield b"ok"
+
+            return StreamingResponse(stream(), background=BackgroundTask(_work, request.scope["call"]))
+
+    return app
+
+
+async def _answers_then_works(scope: Scope, receive: Receive, send: Send) -> None:
+    await read_body(receive)
+    await answer(send, b"ok")
+    await _work(scope["call"])
+
+
+async def _work(call: Call) -> None:
+    call.started.set()
+    await call.may_finish.wait()
+
+
+@pytest.mark.parametrize("when", ["it sends the end", "it receives"])
+@pytest.mark.parametrize("door", ["middleware", "starlette", "decorator", "dependency"])
+async def test_bl_49_the_next_request_of_a_connection_is_not_nested_in_the_last(door: str, when: str) -> None:
+    async with scenario() as scene:
+        app = _staying(scene.admission, door)
+        first = scene.call(b"question", cost=60, app=app)
+        next_one = scene.call(b"question", cost=60, app=app)
+        _start_within(scene.group, first, next_one, when)
+        scene.group.start_soon(first.run)
+        await first.started.wait()
+        if when == "it receives" and door != "middleware":
+            scene.group.start_soon(next_one.run)  # nothing receives behind these doors
+        await settle()
+        assert (scene.in_use, scene.waiting) == (60, 1)
+        assert not next_one.started.is_set()
+        first.finish()
+        await next_one.started.wait()
+        assert scene.in_use == 60
+        next_one.finish()
+
+
+def _start_within(group: anyio.abc.TaskGroup, first: Call, next_one: Call, when: str) -> None:
+    """Make the server of ``first`` start ``next_one`` in there, as uvicorn does with pipelined requests."""
+    send, receive = first.send, first.receive
+
+    async def send_and_go_on(message: Message) -> None:
+        await send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body"):
+            group.start_soon(next_one.run)
+
+    async def receive_and_go_on() -> Message:
+        if first.receives == 0:
+            group.start_soon(next_one.run)
+        return await receive()
+
+    if when == "it sends the end":
+        first.send = send_and_go_on  # type: ignore[method-assign]
+    elif isinstance(first.app, GPUAdmission):
+        first.receive = receive_and_go_on  # type: ignore[method-assign]
+
+
+# BL-53: ended twice, or elsewhere
+
+
+async def test_bl_53_releasing_again_changes_nothing() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        lease = current_lease()
+        assert lease is not None
+        lease.release()
+        assert current_lease() is None
+        lease.release()
+        await working(scope, receive, send)
+        lease.release()
+
+    async with scenario(app) as scene:
+        call = await scene.start(cost=100)
+        assert scene.in_use == 0
+        other = await scene.start(cost=100)
+        assert scene.in_use == 0
+        call.finish()
+        other.finish()
+        await other.done.wait()
+        assert [event.kind for event in scene.events].count("released") == 2
+
+
+async def test_bl_53_a_lease_may_end_in_another_task_or_thread() -> None:
+    async with scenario() as scene:
+        lease = scene.admission.lease(60)
+        taken = await lease.__aenter__()
+
+        async def in_another_task() -> None:
+            taken.release()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(in_another_task)
+        assert scene.in_use == 0
+        await lease.__aexit__(None, None, None)
+
+        async with scene.admission.lease(100) as held:
+            waiter = await scene.start(cost=100, app=_bare(scene.app))
+            assert scene.waiting == 1
+            await anyio.to_thread.run_sync(held.release)
+            with anyio.fail_after(10):
+                await waiter.started.wait()
+        waiter.finish()
+
+
+def _bare(app: ASGIApp) -> ASGIApp:
+    """``app`` outside of the lease that the test itself holds."""
+
+    async def bare(scope: Scope, receive: Receive, send: Send) -> None:
+        from gpu_admission.lease import _current
+
+        _current.set(None)
+        await app(scope, receive, send)
+
+    return bare
+
+
+async def test_bl_53_a_kept_lease_ends_with_its_last_handle() -> None:
+    handles: list[Any] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        lease = current_lease()
+        assert lease is not None
+        handles.extend([lease.keep(), lease.keep()])
+        await working(scope, receive, send)
+
+    async with scenario(app) as scene:
+        call = await scene.start(cost=60)
+        handles[0].close()
+        handles[0].close()
+        call.finish()
+        await call.done.wait()
+        assert scene.in_use == 60
+        with handles[1]:
+            assert scene.in_use == 60
+        assert scene.in_use == 0
+
+
+async def test_bl_53_an_ended_lease_can_neither_be_kept_nor_resized() -> None:
+    async with scenario() as scene:
+        async with scene.admission.lease(60) as lease:
+            pass
+        with pytest.raises(RuntimeError, match="has ended"):
+            lease.keep()
+        with pytest.raises(RuntimeError, match="has ended"):
+            lease.resize(1)
+        assert scene.in_use == 0
+
+
+# BL-57: generators that are closed elsewhere
+
+
+async def _holding(admission: Admission) -> AsyncIterator[int]:
+    async with admission.lease(60) as lease:
+        yield lease.bytes
+        yield lease.bytes
+
+
+async def test_bl_57_a_generator_that_holds_a_lease_may_be_closed_by_another_task() -> None:
+    async with scenario() as scene:
+        holding = _holding(scene.admission)
+        assert await anext(holding) == 60
+        assert scene.in_use == 60
+
+        async def close() -> None:
+            await holding.aclose()  # type: ignore[attr-defined]
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(close)
+        assert scene.in_use == 0
+        assert current_lease() is None
+
+
+async def collected(backend: str, condition: Callable[[], bool]) -> None:
+    """What was dropped is collected; trio warns of a generator that nobody closed."""
+    expected = (
+        pytest.warns(ResourceWarning, match="garbage collected") if backend == "trio" else nullcontext()
+    )
+    with expected:
+        gc.collect()
+        await settle()
+    assert condition()
+
+
+async def test_bl_57_a_generator_that_holds_a_lease_may_be_collected(anyio_backend_name: str) -> None:
+    async with scenario() as scene:
+        dropped: list[Any] = [_holding(scene.admission)]
+        assert await anext(dropped[0]) == 60
+        dropped.append(dropped)  # so that the collector must free it
+        del dropped
+        await collected(anyio_backend_name, lambda: scene.in_use == 0)
+
+
+async def test_bl_57_a_lease_whose_end_meets_a_change_of_the_ledger_ends_all_the_same() -> None:
+    """The collector may end one in the very thread, and at the very time, that changes the ledger."""
+    async with scenario() as scene:
+        admission = scene.admission
+        context = admission.lease(60)
+        lease = await context.__aenter__()
+        with admission._lock:
+            lease.release()
+        await settle()
+        assert scene.in_use == 0
+
+
+async def test_bl_57_a_stream_that_is_cut_off_gives_its_bytes_back(anyio_backend_name: str) -> None:
+    async with scenario() as scene:
+        app = FastAPI()
+
+        @app.post("/work")
+        async def stream() -> StreamingResponse:
+            async def tokens() -> AsyncIterator[bytes]:
+                async with scene.admission.lease(60):
+                    while True:
+                        yield b"token"
+                        await anyio.lowlevel.checkpoint()
+
+            return StreamingResponse(tokens())
+
+        call = scene.call(app=app)
+        call.send_fails_at = 3
+        await call.run()
+        assert call.error is not None
+        call.error = None
+        scene.calls.clear()
+        await collected(anyio_backend_name, lambda: scene.in_use == 0)
