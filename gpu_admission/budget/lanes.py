@@ -175,6 +175,9 @@ class LaneState:
         Not in flows that have had more than the head's by what the head itself will be
         charged: passing it must not win a flow more than its share.
         """
+        if len(self._flows) == 1:
+            (flow,) = self._flows.values()
+            return flow.queue.first_at_most(size)
         looked: list[tuple[float, int, Any]] = []
         head, found = self.head, None
         assert head is not None

@@ -335,7 +335,8 @@ class Ledger:
         return self.placement(size, free, self.grants)
 
     def _next(self, now: float) -> Ticket | None:
-        room = max(account.free for account in self.accounts)
+        accounts = self.accounts
+        room = accounts[0].free if len(accounts) == 1 else max(account.free for account in accounts)
         order = self._lanes_in_turn(now)
         first: Ticket | None = None
         claimed = False
