@@ -100,7 +100,7 @@ def _words(event: Event, request_id: str) -> str:
         case "disconnected":
             return f"the client left before it was its turn {tail}"
         case "shadow" if event.reason:
-            return f"would not have started at once: {event.reason}, {size} {tail}"
+            return f"would not have started: {event.reason}, {size} {tail}"
         case "released":
             return f"lease {event.lease} of {size} ended after {event.held:.3f} s: {event.outcome} {tail}"
         case "resized":

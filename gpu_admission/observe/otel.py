@@ -98,6 +98,10 @@ class OpenTelemetry:
 
     # metrics
 
+    def flush(self) -> None:
+        """Count what has happened up to now; a thread does so every second."""
+        self._backlog.work_off()
+
     def _work(self, events: Sequence[Event]) -> None:
         for event in events:
             self._count(event)

@@ -88,7 +88,7 @@ def _verdict(snapshot: Snapshot, settings: Settings, largest: int, refusals: boo
     if snapshot.mode == "off":
         return False, "mode='off': everything passes, nothing is counted."
     if refusals:
-        return True, "The policy fired."
+        return True, "The policy would have fired." if snapshot.mode == "shadow" else "The policy fired."
     if not largest:
         return None, f"No metered request has come: check {_which(settings)}."
     # One device's share: a request is never split over several.
