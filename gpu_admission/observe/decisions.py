@@ -1,41 +1,36 @@
-"""The decision log: one JSON line for each request, written behind its back.
+"""The decision log: one JSON line for each request, when it has ended, been refused, or left.
 
-Owns the line's fields, the bounded queue to the one thread that writes, and the rotation.
-A request never waits for the disk: what the queue can't take is counted and left out.
-No line holds a body, a header, a raw path or a key. ``gpu-admission replay`` reads it.
+Owns the fields of the line. A line holds no body, header, raw path or key; how it gets to
+the disk without anybody waiting is ``LineFile``'s work. ``gpu-admission replay`` reads it.
 """
 
 from __future__ import annotations
 
-import logging
+import functools
 import os
-import queue
-import threading
 import time
-import weakref
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
+from gpu_admission.observe.linefile import LineFile, closed_with
 from gpu_admission.sizes import parse_bytes
 from gpu_admission.types import Event
 
-logger = logging.getLogger("gpu_admission")
+_DECISIONS = {"released": "admitted", "refused": "refused", "disconnected": "disconnected"}
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line. Bytes and seconds; a field that says nothing is left out."""
+    """One line, in bytes and seconds. A field that has nothing to say is left out."""
 
     arrival: float
-    """Unix time at which it was asked."""
+    """Unix time at which it asked for its bytes."""
     decision: str
     """``admitted``, ``refused`` or ``disconnected``."""
     route: str
     lane: str
     bytes: int = 0
-    """The estimate: what it was charged when it came."""
+    """The estimate: what it was charged. 0 where it was refused before there was one."""
     reason: str = ""
     """Of a refusal; in shadow mode what would have been said."""
     status: int = 0
@@ -43,24 +38,21 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     held: float = 0.0
     """How long it held its bytes."""
     held_bytes: int = 0
-    """What it held at the end: less or more than ``bytes`` after a resize."""
+    """What it held at its end, which a resize makes different from ``bytes``."""
     peak: int | None = None
+    """Bytes that it really took, where the app told."""
     outcome: str = ""
     device: str = ""
     lease: int = 0
 
 
-_Line: TypeAlias = "Event | None"
-
-
 class DecisionLog:
-    """An observer that writes a line for each request when it has ended, been refused, or left.
+    """An observer that writes ``Decision`` lines to ``path``; a request never waits for it.
 
-    ``path`` may hold ``{pid}``: processes must not share a file, as each turns it over by
-    itself, at ``max_bytes``, keeping the last ``keep`` files as ``path.1``, ``path.2`` and so
-    on. At most ``max_queued`` lines wait for the disk; ``dropped`` counts the others. Raises
-    ``FileNotFoundError`` when the directory does not exist, ``TypeError``/``ValueError`` for
-    options.
+    ``path`` may hold ``{pid}``: processes must not share a file. At ``max_bytes`` it is
+    turned over, and the last ``keep`` files are kept as ``path.1``, ``path.2`` and so on. At
+    most ``max_queued`` lines wait for the disk. Raises ``FileNotFoundError`` when the
+    directory does not exist, ``TypeError``/``ValueError`` for options.
     """
 
     def __init__(
@@ -71,56 +63,66 @@ class DecisionLog:
         keep: int = 5,
         max_queued: int = 10_000,
     ) -> None:
-        for name, value, least in (("keep", keep, 0), ("max_queued", max_queued, 1)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-            if value < least:
-                raise ValueError(f"{name} must be {least} or more, got {value}")
-        self._path = os.fspath(path)
-        self._max_bytes = parse_bytes(max_bytes, name="max_bytes")
-        if not Path(self._path).parent.is_dir():
-            raise FileNotFoundError(f"path: there is no directory {str(Path(self._path).parent)!r}")
-        self._keep = keep
-        self._queue: queue.Queue[_Line] = queue.Queue(max_queued)
+        _check_count("keep", keep)
+        _check_count("max_queued", max_queued)
+        parent = Path(path).parent
+        if not parent.is_dir():
+            raise FileNotFoundError(f"path: there is no directory {str(parent)!r}")
+        size = parse_bytes(max_bytes, name="max_bytes")
+        # The monotonic clock counts from anywhere: this puts events on the calendar.
+        line = functools.partial(_line, epoch=time.time() - time.monotonic())
         self._would: dict[int, str] = {}
-        """What shadow mode said of leases that are open."""
-        self._writer: weakref.finalize[..., DecisionLog] | None = None
-        self._starting = threading.Lock()
-        self.dropped = 0
-        """Lines that were left out because the disk did not keep up, or failed."""
+        """What shadow mode said of the leases that are open."""
+        self._file = LineFile(os.fspath(path), line, max_bytes=size, keep=keep, max_queued=max_queued)
+        closed_with(self, self._file)
+
+    @property
+    def dropped(self) -> int:
+        """Lines left out because the disk did not keep up, or failed."""
+        return self._file.dropped
 
     def __call__(self, event: Event) -> None:
         if event.kind == "shadow" and event.reason:
             self._would[event.lease] = event.reason
-        if event.kind not in ("refused", "disconnected", "released"):
+        if event.kind not in _DECISIONS:
             return
-        would = self._would.pop(event.lease, "") if event.lease else ""
-        if would:
-            event = msgspec.structs.replace(event, reason=would)
-        if self._writer is None:
-            self._start()
-        try:
-            self._queue.put_nowait(event)
-        except queue.Full:
-            self.dropped += 1
+        if self._would and event.kind == "released":
+            reason = self._would.pop(event.lease, "")
+            event = msgspec.structs.replace(event, reason=reason)
+        self._file.put(event)
 
     def close(self) -> None:
-        """Write what is queued, and end the thread. It starts anew with the next event."""
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer()
+        """Write what is queued. The next event opens it again."""
+        self._file.close()
 
-    def _start(self) -> None:
-        """Here and not at construction, so that a fork in between takes no half of a thread along."""
-        with self._starting:
-            if self._writer is not None:
-                return
-            file = _File(self._path.replace("{pid}", str(os.getpid())), self._max_bytes, self._keep, self._drop)
-            thread = threading.Thread(target=_write, args=(self._queue, file), daemon=True)
-            thread.name = "gpu_admission decision log"
-            thread.start()
-            self._writer = weakref.finalize(self, _stop, self._queue, thread)
 
-    @property
-    def _drop(self) -> weakref.WeakMethod[...]:
-        ...
+def _line(event: Event, epoch: float) -> str:
+    return msgspec.json.encode(decision(event, epoch)).decode()
+
+
+def decision(event: Event, epoch: float) -> Decision:
+    """The line of an event that ends a request; ``epoch`` is the Unix time of ``at`` 0."""
+    estimated = event.bytes if event.estimate is None else event.estimate.bytes
+    return Decision(
+        arrival=round(epoch + event.at - event.held - event.waited, 6),
+        decision=_DECISIONS[event.kind],
+        route=event.route,
+        lane=event.lane,
+        bytes=estimated,
+        reason=event.reason,
+        status=event.status,
+        waited=round(event.waited, 6),
+        held=round(event.held, 6),
+        held_bytes=event.bytes if event.kind == "released" else 0,
+        peak=event.peak,
+        outcome=event.outcome,
+        device=event.device,
+        lease=event.lease,
+    )
+
+
+def _check_count(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
+    if value < 1:
+        raise ValueError(f"{name} must be 1 or more, got {value}")

@@ -1,0 +1,95 @@
+"""A file of lines that one thread writes behind everybody's back, and turns over by size.
+
+Owns the bounded queue to that thread, its life, and what happens when the disk is slow or
+fails: lines are left out and counted. What a line says is the caller's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from logging.handlers import RotatingFileHandler
+from typing import Any
+
+logger = logging.getLogger("gpu_admission")
+_PATIENCE = 5.0
+
+
+class LineFile:
+    """``put`` never waits. ``line`` makes text of what was put, in the writing thread.
+
+    At ``max_bytes`` (0: never) ``path`` becomes ``path.1`` and so on up to ``keep``; at most
+    ``max_queued`` lines wait for the disk. The thread starts with the first line, so that a
+    fork before it takes no half of it along, and again when it has not survived a fork.
+    """
+
+    def __init__(
+        self, path: str, line: Callable[[Any], str], *, max_bytes: int, keep: int, max_queued: int
+    ) -> None:
+        self._path = path
+        self._line = line
+        self._max_bytes = max_bytes
+        self._keep = keep
+        self._queue: queue.Queue[Any] = queue.Queue(max_queued)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self.dropped = 0
+        """Lines that were left out."""
+
+    def put(self, value: object) -> None:
+        """Have ``value`` written soon, or counted as dropped."""
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            self._start()
+        try:
+            self._queue.put_nowait(value)
+        except queue.Full:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Write what waits, for at most a few seconds, and end the thread."""
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return
+        try:
+            self._queue.put(None, timeout=_PATIENCE)
+        except queue.Full:
+            return
+        thread.join(_PATIENCE)
+
+    def _start(self) -> None:
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._write, name="gpu_admission lines", daemon=True)
+                self._thread.start()
+
+    def _write(self) -> None:
+        path = self._path.replace("{pid}", str(os.getpid()))
+        file = _File(path, maxBytes=self._max_bytes, backupCount=self._keep, encoding="utf-8", delay=True)
+        file.failed = self._fail
+        while (value := self._queue.get()) is not None:
+            file.handle(logging.makeLogRecord({"msg": self._line(value)}))
+        file.close()
+
+    def _fail(self) -> None:
+        if not self.dropped:
+            logger.exception("%s can't be written: lines are left out", self._path)
+        self.dropped += 1
+
+
+class _File(RotatingFileHandler):
+    """The standard library's, with failures told to ``failed`` instead of printed."""
+
+    failed: Callable[[], None]
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        self.failed()
+
+
+def closed_with(owner: object, file: LineFile) -> None:
+    """Close ``file`` when ``owner`` is gone, or the interpreter ends."""
+    weakref.finalize(owner, file.close)
