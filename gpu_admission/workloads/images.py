@@ -26,7 +26,7 @@ def size_of_bytes(head: bytes) -> Size:
     if not _is_known_format(head):
         return UNKNOWN
     try:
-        import imagesize  # type: ignore[import-untyped,unused-ignore]
+        import imagesize  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         width, height = imagesize.get(io.BytesIO(head))
         size = (int(width), int(height))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +73,8 @@ def dialects() -> dict[str, Dialect]:
     made["fields"] = Fields(
         prompt="prompt", new_tokens="parameters.max_new_tokens", images="images", audio="audio",
         width="width", height="height", sequences="n", beams="beams", tensor_bytes="data",
-        context="context", model="model", stream="stream", features={"steps": "steps", "texts": "messages.*.content"},
+        context="context", model="model", stream="stream",
+        features={"steps": "steps", "texts": "messages.*.content"},
     )  # fmt: skip
     made["openai bound"] = OpenAI(tokens="bound", context=4096)
     made["ollama context"] = Ollama(context=2048)
@@ -139,13 +144,9 @@ def test_any_binary_extension_is_read_or_refused(name: str, fields: dict[str, An
 
 
 LONG = [
-    "z" * 140,
-    data_url(png(640, 480) + bytes(120)),
-    'say "' + "q" * 150 + '" ok',
-    "\n" * 130,
-    "é" * 130,
-    "😀" * 50,
-]
+    "z" * 140, data_url(png(640, 480) + bytes(120)), 'say "' + "q" * 150 + '" ok', "\n" * 130, "é" * 130,
+    "z" * 70 + "😀" * 50, "z" * 70 + "\n\\" * 50,
+]  # fmt: skip
 long_values = st.recursive(
     st.sampled_from([*LONG, 1, None, "x"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
@@ -180,3 +181,12 @@ def test_a_body_that_is_read_in_slices_never_asks_for_less(
     )
     assert sliced.tensor_bytes >= whole.tensor_bytes
     assert sliced.audio_seconds >= whole.audio_seconds
+
+
+@pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed")
+def test_coverage_guided_fuzzing_finds_nothing(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "tests.workloads.coverage_guided", str(tmp_path)]
+    done = subprocess.run(
+        [*program, "-runs=20000", "-max_len=2048"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

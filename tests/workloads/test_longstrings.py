@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from gpu_admission.workloads.longstrings import LONG, cut_long_strings
 
 LENGTH = 3 * LONG
+BASE64 = "A" * 64
+"""What a string begins with to be taken for base64."""
 
 
 def restored(body: bytes) -> bytes:
@@ -54,6 +56,8 @@ def test_keys_can_not_be_guessed() -> None:
         ["short", "strings"] * 20_000,
         [0] * LENGTH,
         {"a": " " * LENGTH},
+        ["some words " * LENGTH],
+        ["中" * LENGTH],
         'say "' + "x" * LENGTH,
         "x" * LENGTH + '"',
         "x" * LENGTH + "\\",
@@ -92,31 +96,32 @@ def test_what_is_no_json_is_left_alone(body: bytes) -> None:
 
 @pytest.mark.parametrize("text", ["line\n", "中", "é", "a\\b", "a/b"])
 def test_escapes_count_as_what_they_stand_for(text: str) -> None:
-    text *= LENGTH
+    text = BASE64 + text * LENGTH
     _, (size,) = cut([text])
     assert len(text.encode()) <= size <= 1.5 * len(text.encode())
 
 
 def test_characters_beyond_the_first_plane_count_as_no_less() -> None:
-    _, (size,) = cut(["😀" * LENGTH])
-    assert 4 * LENGTH <= size <= 6 * LENGTH
-    assert cut(["😀" * LENGTH], ensure_ascii=False)[1] == [4 * LENGTH]
+    _, (size,) = cut([BASE64 + "😀" * LENGTH])
+    assert 4 * LENGTH <= size <= 64 + 6 * LENGTH
+    assert cut([BASE64 + "😀" * LENGTH], ensure_ascii=False)[1] == [64 + 4 * LENGTH]
 
 
 def test_a_head_ends_before_a_broken_character() -> None:
-    text = "é中" * LENGTH
+    text = BASE64 + "é中" * LENGTH
     for ascii in (True, False):
         (string,) = cut_long_strings(json.dumps([text], ensure_ascii=ascii).encode())[1].values()
-        for length in range(20):
+        for length in range(60, 80):
             assert text.startswith(string.head(length))
             assert len(string.head(length).encode()) <= length
         assert string.head(string.length) == text
 
 
 def test_a_head_that_is_no_text_is_empty() -> None:
-    body = b'["' + b"\xff" * LENGTH + b'"]'
+    body = b'["' + BASE64.encode() + b"\xff" * LENGTH + b'"]'
     (string,) = cut_long_strings(body)[1].values()
     assert string.head(100) == ""
+    assert string.head(50) == "A" * 50
 
 
 @given(st.lists(st.tuples(st.text(), st.integers(0, 3)), max_size=6), st.booleans())
@@ -124,7 +129,7 @@ def test_a_head_that_is_no_text_is_empty() -> None:
 def test_any_list_of_strings_reads_the_same_with_them_put_back(
     pieces: list[tuple[str, int]], ascii: bool
 ) -> None:
-    value = [text * (1 + times * 1000 // max(1, len(text))) for text, times in pieces]
+    value = [BASE64 * times + text * (1 + times * 1000 // max(1, len(text))) for text, times in pieces]
     body = json.dumps(value, ensure_ascii=ascii).encode("utf-8", "surrogatepass")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpu_admission.workloads.longstrings.LONG", 100)

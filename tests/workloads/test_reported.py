@@ -17,7 +17,21 @@ from tests.workloads.asking import request
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
-ODD = [None, -1, 0, 2147483647, 10**18, 1e18, 1.5, "100", True, [5], {}, float("nan"), float("inf")]
+ODD: list[Any] = [
+    None,
+    -1,
+    0,
+    2147483647,
+    10**18,
+    1e18,
+    1.5,
+    "100",
+    True,
+    [5],
+    {},
+    float("nan"),
+    float("inf"),
+]
 
 
 @pytest.mark.parametrize(

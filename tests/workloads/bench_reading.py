@@ -1,0 +1,108 @@
+"""What reading a body costs, as ratios in one run: ``python -m tests.workloads.bench_reading``.
+
+Not a test: it measures time. Each ratio has the bar that it is held against beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import orjson
+
+from gpu_admission.types import RequestInfo
+from gpu_admission.workloads.images import size_of_text
+from tests.workloads.asking import request
+from tests.workloads.pictures import data_url, png
+
+PATH = "/v1/chat/completions"
+SENTENCE = "The quick brown fox jumps over the lazy dog, and then it rests.\n"
+
+
+def chat(messages: int, sentences: int) -> bytes:
+    turns = [
+        {"role": "user" if turn % 2 else "assistant", "content": SENTENCE * sentences}
+        for turn in range(messages)
+    ]
+    return json.dumps(
+        {"model": "m", "messages": turns, "max_tokens": 256, "temperature": 0.7, "stream": True}
+    ).encode()
+
+
+def inline_image(size: int) -> bytes:
+    url = data_url(png(3000, 2000) + os.urandom(size * 3 // 4))
+    parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": url}}]
+    return json.dumps({"messages": [{"role": "user", "content": parts}]}).encode()
+
+
+def seconds(call: Callable[[], object], runs: int) -> float:
+    """The median of 15 batches, per call."""
+    batches = []
+    for _ in range(15):
+        start = time.perf_counter()
+        for _ in range(runs):
+            call()
+        batches.append((time.perf_counter() - start) / runs)
+    return statistics.median(batches)
+
+
+def read(body: bytes) -> Callable[[], object]:
+    scope = request(body, PATH).scope
+    return lambda: RequestInfo(scope, body).workload
+
+
+def longest_stall(call: Callable[[], object]) -> float:
+    """The longest time for which another thread could not run, in five calls."""
+    done = threading.Event()
+    gaps: list[float] = []
+
+    def watch() -> None:
+        before = time.perf_counter()
+        while not done.is_set():
+            time.sleep(0.0002)
+            now = time.perf_counter()
+            gaps.append(now - before)
+            before = now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    for _ in range(5):
+        call()
+    done.set()
+    watcher.join()
+    return max(gaps)
+
+
+def show(name: str, ours: float, theirs: float, bar: float) -> None:
+    print(f"{name:<44} {ours * 1e6:>10.1f} us  {ours / theirs:>6.2f} x  (bar {bar} x)")
+
+
+def main() -> None:
+    small = chat(4, 7)
+    decode = seconds(lambda: msgspec.json.decode(small), 5000)
+    show(f"chat of {len(small)} B over msgspec's decode", seconds(read(small), 5000), decode, 10)
+
+    image = inline_image(20_000_000)
+    find = seconds(lambda: image.find(b"\x01"), 5)
+    head = image[image.find(b"data:") :][: 4 * 1024].decode()
+    header = seconds(lambda: size_of_text(lambda length: head), 500)
+    show(f"image of {len(image)} B over find + header", seconds(read(image), 5), find + header / 1.2, 1.2)
+
+    for name, body in {
+        "27,000 messages": chat(27_000, 5),
+        "100 messages": chat(100, 1600),
+        "1 message": chat(1, 160_000),
+    }.items():
+        other = seconds(lambda body=body: orjson.loads(body), 1)  # type: ignore[misc]
+        show(f"{name}, {len(body)} B over orjson", seconds(read(body), 1), other, 1.5)
+        stall = longest_stall(read(body)) * 1e3
+        print(f"{'':<44} {stall:>10.1f} ms longest stall of another thread (bar 10 ms)")
+
+
+if __name__ == "__main__":
+    main()
