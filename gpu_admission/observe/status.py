@@ -35,7 +35,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 _EVERY = 0.25
-_STREAM_SECONDS = 10.0
+_STREAM_SECONDS = 5.0
 """A stream ends after this and the page opens the next: an endless one would hold up a server's shutdown."""
 _MOST_STREAMS = 32
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
@@ -119,7 +119,7 @@ class StatusApp:
             return self._page.response()
         if wanted == "text/event-stream" and method == "GET":
             return self._stream()
-        return Response(self._json(), media_type="application/json")
+        return Response(msgspec.json.encode(self._board.state()), media_type="application/json")
 
     async def _refusal(self, connection: HTTPConnection) -> Response | None:
         if self._token is not None:
@@ -132,9 +132,6 @@ class StatusApp:
             allowed = await allowed
         return None if allowed is True else PlainTextResponse("you may not see this page", 403)
 
-    def _json(self) -> bytes:
-        return msgspec.json.encode(self._board.state())
-
     def _stream(self) -> Response:
         if self._streams >= _MOST_STREAMS:
             return PlainTextResponse("too many streams are open: ask for JSON now and then", 503)
@@ -146,7 +143,10 @@ class StatusApp:
         try:
             yield b"retry: 250\n\n"
             for _ in range(round(_STREAM_SECONDS / _EVERY)):
-                yield b"data: " + self._json() + b"\n\n"
+                state = self._board.state()
+                yield b"data: " + msgspec.json.encode(state) + b"\n\n"
+                if state["draining"]:
+                    return
                 await anyio.sleep(_EVERY)
         finally:
             self._streams -= 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import logging
@@ -150,6 +151,8 @@ def test_a_guard_that_no_longer_sets_the_ceiling_goes_to_zero(registry: Collecto
     assert value(registry, "limited_by", device="gpu", guard="heat") == 1
     assert value(registry, "breaker_open", device="gpu") == 0
     assert value(registry, "ceiling_bytes", device="gpu") == 60
+    measured(admission, name="other")
+    assert value(registry, "limited_by", device="other", guard="heat") is None
 
 
 # built twice
@@ -184,8 +187,11 @@ def test_a_budget_that_is_gone_does_not_disturb_a_scrape(registry: CollectorRegi
     families = Families.of(registry)
     metrics = Metrics(registry=registry)
     metrics.watch(admission)
+    admission.observers = ()
     del metrics
+    gc.collect()
     assert families.shown("nobody") is None
+    assert families.shown("default") is None
     families.refresh()
     assert b"gpu_admission_requests_total" in generate_latest(registry)
 

@@ -13,7 +13,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from gpu_admission import Admission
-from gpu_admission.observe import local_only, status_app
+from gpu_admission.observe import Logs, local_only, status_app
 from gpu_admission.observe.board import Board
 from gpu_admission.observe.status import StatusApp, preferred
 from gpu_admission.types import Message
@@ -195,6 +195,12 @@ def test_a_stream_sends_the_state_again_and_again_and_then_ends(
     assert [json.loads(message.removeprefix("data: "))["mode"] for message in messages] == ["enforce"] * 3
 
 
+def test_while_draining_a_stream_ends_at_once(admission: Admission) -> None:
+    admission.drain()
+    answer = client(admission, allow=local_only).get("/gpu/", headers={"accept": "text/event-stream"})
+    assert answer.text.count("data: ") == 1
+
+
 def test_more_streams_than_a_few_are_sent_away(admission: Admission, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpu_admission.observe.status._MOST_STREAMS", 0)
     answer = client(admission, allow=local_only).get("/gpu/", headers={"accept": "text/event-stream"})
@@ -218,8 +224,9 @@ async def test_what_is_no_request_gets_no_page(admission: Admission) -> None:
 
 
 def test_a_page_that_is_mounted_twice_remembers_once(admission: Admission) -> None:
+    admission.observe(Logs())
     one = status_app(admission, allow=local_only)
     two = status_app(admission, token=TOKEN)
     assert isinstance(one, StatusApp)
     assert isinstance(two, StatusApp)
-    assert [type(observer) for observer in admission.observers] == [Board]
+    assert [type(observer) for observer in admission.observers] == [Logs, Board]
