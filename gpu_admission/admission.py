@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import anyio
+import anyio.to_thread
 
 from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.budget.ledger import Ledger
@@ -28,7 +29,9 @@ from gpu_admission.loops import call_soon, is_running, running_loop
 from gpu_admission.refusals import Refusals
 from gpu_admission.settings import Options, Settings
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import Estimate, Event, LaneSnapshot, Observer, Snapshot, Waiting
+from gpu_admission.snapshots import snapshot_of
+from gpu_admission.supervisor import Supervisor, Verdict
+from gpu_admission.types import Estimate, Event, Observer, Outcome, Snapshot, Waiting
 
 if TYPE_CHECKING:
     from gpu_admission.observe.report import Report
@@ -75,6 +78,12 @@ class Admission:
         self.observers: tuple[Observer, ...] = ()
         self._ledger = self._new_ledger()
         self._refusals = Refusals(settings, self._ledger)
+        self._closed: Verdict | None = None
+        self._trying: Verdict | None = None
+        self.succeeded_at: float | None = None
+        self.supervisor = Supervisor(settings, self._apply, self._held)
+        if self.supervisor.devices:
+            self.device_names = tuple(device.name for device in self.supervisor.devices)
         for observer in (*settings.observers, *self._own_observers()):
             self.observe(observer)
 
@@ -113,6 +122,8 @@ class Admission:
             return
         if ledger.closed:
             raise self._refusals.draining()
+        if self._closed is not None:
+            raise self._refusals.closed(self._closed, _monotonic())
         if ledger.waiting and len(self.lane_names) == 1 and ledger.is_full(0):
             raise self._refusals.queue_full(0)
 
@@ -132,10 +143,14 @@ class Admission:
         ``deadline()`` (seconds) shortens the wait. ``gone`` returns when there is nobody left
         to answer. Raises ``Rejected``, or ``ClientLeft`` after ``gone``.
         """
+        if not self.supervisor.is_measured:
+            await self.measure()
         if self.mode != "enforce":
             return self._watch(estimate, lane, flow, route)
         if _running_loop() is not self._loop:
             self._come_home()
+        if self._closed is not None:
+            raise self._refusals.closed(self._closed, _monotonic())
         ticket = Ticket(estimate.bytes, lane, flow)
         with self._lock:
             granted = self._ledger.request(ticket, _monotonic())
@@ -152,6 +167,22 @@ class Admission:
         if self.observers:
             self._tell("admitted", lease)
         return lease
+
+    async def measure(self) -> None:
+        """Measure the capacity, where it was not given in bytes; at startup, or at the first request.
+
+        Raises ``Unavailable`` when the device does not tell.
+        """
+        if self.supervisor.is_measured:
+            return
+        measured = await anyio.to_thread.run_sync(self.supervisor.measure)
+        with self._lock:
+            if self._ledger.capacity:
+                return
+            self.device_names = tuple(device.name for device in self.supervisor.devices)
+            sizes = [int(each.bytes * self.settings.overcommit) for each in measured]
+            self._ledger.resize(sizes, _monotonic())
+        self.start()
 
     def _why_not(self, ticket: Ticket) -> Rejected:
         if self._ledger.closed:
@@ -181,6 +212,8 @@ class Admission:
         """Return when ``ticket`` is granted; however else this ends, it has left the queue."""
         waiter: Waiter = ticket.waiter
         try:
+            if self._trying is not None:
+                raise self._refusals.closed(self._trying, _monotonic())
             self._refuse_early(ticket, longest, setting)
             with anyio.move_on_after(None if longest == math.inf else longest):
                 await (waiter.event.wait() if gone is None else _granted_or_gone(waiter, gone))
@@ -272,17 +305,25 @@ class Admission:
             # The garbage collector closes a generator that held a lease while we change the
             # ledger in this very thread: it is ended when that change is done.
             self._late.append(lease)
+            if self._loop is not _NO_LOOP:
+                call_soon(self._loop, self._end_late)
             return
         with self._lock:
             if lease.ended or lease._handles:
                 return
             lease.ended = True
             now = _monotonic()
+            if self.supervisor.guards:
+                # Before its bytes are free: the next trial starts by what this one has shown.
+                self.report_outcome(lease.as_outcome(now), lease.ticket.device)
             granted = self._ledger.release(lease.ticket, now)
         if granted:
             self._wake(granted)
         if self.observers:
             self._tell("released", lease, held=now - lease.ticket.granted_at)
+        self._end_late()
+
+    def _end_late(self) -> None:
         while self._late:
             self._end(self._late.pop())
 
@@ -331,6 +372,47 @@ class Admission:
             self._ledger.refuse_all(_monotonic())
         self.start()
 
+    # what is safe
+
+    @property
+    def watches_answers(self) -> bool:
+        """Whether somebody wants to know how answers come out."""
+        settings = self.settings
+        return bool(self.supervisor.guards) or settings.oom_event or settings.oom_status is not None
+
+    def out_of_memory(self, status: int) -> Rejected:
+        """The refusal in place of an answer that ran out of memory before it began."""
+        rejected = self._refusals.out_of_memory(status)
+        self._refusals.complete(rejected, None, _monotonic())
+        return rejected
+
+    async def begin(self) -> None:
+        """Measure the capacity and begin to watch the devices: at startup, or else at the first request."""
+        await self.measure()
+        self.start()
+
+    def report_outcome(self, outcome: Outcome, device: int = 0) -> None:
+        """Tell the guards of a device how work on it ended: leases do so by themselves."""
+        if outcome.kind == "ok":
+            self.succeeded_at = outcome.at
+        self.supervisor.ended(device, outcome)
+
+    def _held(self, device: int) -> tuple[int | None, int | None]:
+        account = self._ledger.accounts[device]
+        return account.capacity, account.in_use
+
+    def _apply(self, device: int, verdict: Verdict) -> None:
+        """Put what the guards of ``device`` say into force."""
+        if verdict.guard is not None:
+            logger.info("guard %r on %s: %s", verdict.guard, self.device_names[device], verdict.reason)
+        with self._lock:
+            granted = self._ledger.allow(
+                device, _monotonic(), ceiling=verdict.ceiling, max_running=verdict.trials
+            )
+            self._closed = self.supervisor.closed()
+            self._trying = self.supervisor.trying()
+        self._wake(granted)
+
     # changing the whole
 
     def resize(self, capacity: int | str) -> None:
@@ -352,6 +434,7 @@ class Admission:
     async def aclose(self) -> None:
         """Drain, and stop what runs in the background. Open leases end by themselves."""
         self.drain()
+        self.supervisor.stop()
 
     # doors
 
@@ -392,8 +475,9 @@ class Admission:
         name = type(error).__name__
         if not isinstance(error, Exception):
             return "client", name
-        from gpu_admission.guards.classify import classify
-
+        classify = self.settings.classify
+        if classify is None:
+            from gpu_admission.guards.classify import classify
         return classify(error) or "error", name
 
     @property
@@ -418,9 +502,10 @@ class Admission:
 
     def start(self) -> None:
         """Work begins in this process: said once, at the server's startup or else at the first request."""
-        if self._started:
+        if self._started or not self.supervisor.is_measured:
             return
         self._started = True
+        self.supervisor.start()
         from gpu_admission.observe.startline import start_line
 
         logger.info("%s", start_line(self))
@@ -520,31 +605,7 @@ class Admission:
     def snapshot(self) -> Snapshot:
         """Everything at this instant: cheap, consistent, JSON-able."""
         with self._lock:
-            return self._snapshot(_monotonic())
-
-    def _snapshot(self, now: float) -> Snapshot:
-        ledger = self._ledger
-        return Snapshot(
-            capacity=ledger.capacity,
-            in_use=ledger.in_use,
-            available=ledger.available,
-            running=ledger.running,
-            waiting=ledger.waiting,
-            waiting_bytes=ledger.waiting_bytes,
-            buffered_bytes=self.buffer.held,
-            peak=ledger.peak,
-            ceiling=sum(account.limit for account in ledger.accounts),
-            closed_by="drain" if ledger.closed else None,
-            draining=ledger.closed,
-            mode=self.mode,
-            forecast=ledger.forecast(ledger.usual, now),
-            lanes=tuple(
-                LaneSnapshot(s.lane.name, s.in_use, s.waiting, s.waiting_bytes, s.guaranteed, s.limit)
-                for s in ledger.lanes
-            ),
-            devices=(),
-            counts=dict(self.counts),
-        )
+            return snapshot_of(self, self._ledger, _monotonic())
 
     def __repr__(self) -> str:
         ledger = self._ledger

@@ -12,8 +12,6 @@ AdmissionError
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from starlette.exceptions import HTTPException
 
 
@@ -33,7 +31,7 @@ class Rejected(AdmissionError, HTTPException):
     that an endpoint may let it out: Starlette and FastAPI answer it with its status.
     """
 
-    status: ClassVar[int] = 429
+    status: int = 429
     retryable = True
     """Whether the same request may be let in later, here."""
 

@@ -150,7 +150,7 @@ class Lease:
 
     def finish(self, error: BaseException | None) -> None:
         """Release it, and remember how its work ended."""
-        if error is not None and not self.ended and self.outcome[0] == "ok":
+        if error is not None and not self.ended and self.outcome[0] not in ("oom", "fault"):
             self.outcome = self._admission.classify(error)
         self._returned = True
         if not self._handles:

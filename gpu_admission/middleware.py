@@ -10,8 +10,12 @@ from typing import Unpack
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.http.answer import released_at_end, sent_outside
+from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
+from gpu_admission.http.lifespan import started_with
+from gpu_admission.http.rescue import Answer
 from gpu_admission.http.respond import response_for
+from gpu_admission.http.timing import timed
 from gpu_admission.lease import Lease, enter, leave
 from gpu_admission.settings import Options
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
@@ -41,7 +45,7 @@ class GPUAdmission:
         rule = admission.metering.rule(scope) if scope["type"] == "http" else None
         if rule is None or admission.mode == "off" or admission.held() is not None:
             if scope["type"] == "lifespan":
-                admission.start()
+                send = started_with(admission, send)
             await self.app(scope, receive, send)
             return
         intake = Intake(admission, rule, scope, receive)
@@ -53,17 +57,40 @@ class GPUAdmission:
         except ClientLeft:
             return
         scope[SCOPE_KEY] = intake.body.lease = lease
+        answer = self._answer(intake, lease, send)
         enter(lease)
         try:
-            await self.app(scope, intake.body, self._send(lease, send))
+            await self.app(scope, intake.body, answer)
         except BaseException as error:
             lease.finish(error)
-            raise
+            if lease.outcome[0] != "oom" or not await self._rescue(intake, answer, receive):
+                raise
         finally:
             lease.finish(None)
             leave(lease)
             scope.pop(SCOPE_KEY, None)
 
-    def _send(self, lease: Lease, send: Send) -> Send:
-        outside = sent_outside(lease, send)
-        return released_at_end(lease, outside) if self.admission.settings.hold == "response" else outside
+    def _answer(self, intake: Intake, lease: Lease, send: Send) -> Send:
+        """The ``send`` that the app gets."""
+        admission = self.admission
+        send = sent_outside(lease, send)
+        if admission.settings.server_timing:
+            send = timed(lease, send)
+        if admission.settings.hold == "response":
+            send = released_at_end(lease, send)
+        if intake.clamped_to is not None:
+            send = told_of(intake.clamped_to, send)
+        return Answer(lease, send) if admission.watches_answers else send
+
+    async def _rescue(self, intake: Intake, answer: Send, receive: Receive) -> bool:
+        """After running out of memory: whether the client was answered in place of the exception."""
+        settings = self.admission.settings
+        if not isinstance(answer, Answer):
+            return False
+        if answer.status and settings.oom_event:
+            await answer.end_stream(intake.info)
+        if answer.status or settings.oom_status is None:
+            return False
+        rejected = self.admission.out_of_memory(settings.oom_status)
+        await response_for(settings.on_reject, intake.info, rejected)(intake.scope, receive, answer)
+        return True

@@ -13,6 +13,7 @@ from gpu_admission.budget.ledger import Ledger
 from gpu_admission.errors import QueueFull, QueueTimeout, Rejected, TooLarge, Unavailable
 from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
+from gpu_admission.supervisor import Verdict
 
 _LONGEST = 60
 
@@ -39,10 +40,20 @@ class Refusals:
     def draining(self) -> Rejected:
         return Unavailable("draining", "the server is shutting down: drain() was called")
 
-    def closed(self, guard: str, why: str, *, restart_only: bool) -> Rejected:
-        return Unavailable(
-            "gpu_unavailable", f"guard {guard!r} lets nothing start: {why}", restart_only=restart_only
+    def closed(self, verdict: Verdict, now: float) -> Rejected:
+        rejected = Unavailable(
+            "gpu_unavailable",
+            f"guard {verdict.guard!r} lets nothing start: {verdict.reason}",
+            restart_only=verdict.restart_only,
         )
+        if verdict.retry_at is not None and rejected.retryable:
+            rejected.retry_after = retry_after(verdict.retry_at - now, 0.0)
+        return rejected
+
+    def out_of_memory(self, status: int) -> Rejected:
+        rejected = Unavailable("gpu_unavailable", f"the device ran out of memory (oom_status={status})")
+        rejected.status = rejected.status_code = status
+        return rejected
 
     def too_large(self, needed: int, lane: int) -> Rejected:
         largest = self._ledger.largest(lane)

@@ -50,17 +50,18 @@ class Options(TypedDict, total=False):
     max_bypass_wait: float
     refuse_early: bool
     devices: Sequence[Device]
-    guards: Sequence[Guard]
+    guards: Sequence[Guard] | None
     placement: str | Placement
     overcommit: float
     reserve: Size
     strict: bool
+    classify: Callable[[BaseException], Literal["oom", "fault"] | None] | None
     observers: Sequence[Observer]
     margin: float | None
     mode: Literal["enforce", "shadow", "off"]
     hold: Literal["app", "response"]
     on_reject: OnReject
-    on_fault: Literal["close", "exit"]
+    on_fault: Literal["close", "exit"] | Callable[[str], object]
     oom_event: bool
     oom_status: int | None
     clamp_new_tokens: bool
@@ -105,7 +106,8 @@ class Settings:
     refuse_early: bool = False
     """Refuse at arrival when the forecast wait is longer than the request may wait."""
     devices: Any = ()
-    guards: Any = ()
+    guards: Any = None
+    """``None``: memory, out-of-memory and faults where devices are given or measured."""
     placement: Any = "most_free"
     overcommit: float = 1.0
     """Factor on the capacity, for peaks that rarely meet."""
@@ -113,13 +115,15 @@ class Settings:
     """Bytes of a measured device that are never given out."""
     strict: bool = False
     """Refuse to start when the capacity can't be measured."""
+    classify: Any = None
+    """Which exceptions mean ``"oom"`` or a device ``"fault"``; ``None``: the known forms."""
     observers: Any = ()
     margin: float | None = None
     """Share of the capacity left free; ``None``: 0.1 of a measured one, 0 of one given in bytes."""
     mode: str = "enforce"
     hold: str = "app"
     on_reject: Any = "problem"
-    on_fault: str = "close"
+    on_fault: Any = "close"
     oom_event: bool = False
     """Send the dialect's error event when a stream that has begun runs out of memory."""
     oom_status: int | None = None
@@ -183,13 +187,14 @@ class Settings:
         words = {
             "mode": ("enforce", "shadow", "off"),
             "hold": ("app", "response"),
-            "on_fault": ("close", "exit"),
         }
         for name, allowed in words.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(
                     f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}"
                 )
+        if not callable(self.on_fault) and self.on_fault not in ("close", "exit"):
+            raise ValueError(f"on_fault must be 'close', 'exit' or a callable, got {self.on_fault!r}")
         if not callable(self.on_reject) and self.on_reject not in ("problem", "openai"):
             raise ValueError(f"on_reject must be 'problem', 'openai' or a callable, got {self.on_reject!r}")
         if not isinstance(self.name, str) or not self.name:
@@ -199,12 +204,14 @@ class Settings:
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
     def _check_callables(self) -> None:
-        for name in ("lane", "flow"):
+        for name in ("lane", "flow", "classify"):
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise TypeError(
                     f"{name} must be a callable of RequestInfo, not {type(getattr(self, name)).__name__}"
                 )
         for name, kind in (("devices", Device), ("guards", Guard)):
+            if getattr(self, name) is None:
+                continue
             values = tuple(getattr(self, name))
             for value in values:
                 if isinstance(value, type) or not isinstance(value, kind):

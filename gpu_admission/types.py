@@ -82,7 +82,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Dialect(Protocol):
-    """Reads what a body asks, in one API's words. Never executes, fetches or opens anything."""
+    """Reads what a body asks, in one API's words. Never executes, fetches or opens anything.
+
+    It may also have ``clamp(body, new_tokens) -> bytes``, which lowers the token limit and
+    leaves every other byte, and ``sse_error(message, code) -> bytes``, its error event.
+    """
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``, and nothing else."""
@@ -144,7 +148,8 @@ class RequestInfo:
     def read_from(self, source: Callable[[], bytes]) -> None:
         """Make the body ``source()``, now and again after ``forget``."""
         self._source = source
-        self._body = None
+        self._body = self._workload = self._parts = None
+        self._json = _UNREAD
 
     def forget(self) -> None:
         """Drop the copies that were made for reading, so that a waiting body is held once."""
@@ -178,13 +183,17 @@ class RequestInfo:
     def workload(self) -> Workload:
         """What the body asks for. Raises ``UnreadableBody``."""
         if self._workload is None:
-            dialect = self._dialect
-            if dialect is None:
-                from gpu_admission.workloads import dialect_for
-
-                dialect = dialect_for(self.path)
-            self._workload = dialect.read(self)
+            self._workload = self.dialect.read(self)
         return self._workload
+
+    @property
+    def dialect(self) -> Dialect:
+        """What reads the body: as the admission was told, or else chosen by ``path``."""
+        if self._dialect is None:
+            from gpu_admission.workloads import dialect_for
+
+            self._dialect = dialect_for(self.path)
+        return self._dialect
 
 
 EstimateResult: TypeAlias = "int | Estimate"

@@ -87,6 +87,10 @@ class Body:
             return body
         return b"".join(message.get("body", b"") for message in self._messages)
 
+    def replace(self, content: bytes) -> None:
+        """Make ``content`` the whole body that the app gets."""
+        self._messages = deque([{"type": "http.request", "body": content, "more_body": False}])
+
     def hand_over(self) -> None:
         """It waits no more: what is buffered is the app's now, and not counted any longer."""
         self._buffer.give(self.size + self._extra)

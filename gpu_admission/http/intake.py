@@ -17,6 +17,7 @@ from gpu_admission.admission import Admission
 from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
+from gpu_admission.http.clamp import clamped
 from gpu_admission.http.headers import deadline, declared_length, encodings
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
@@ -33,6 +34,8 @@ class Intake:
 
     lane = 0
     flow: Any = None
+    clamped_to: int | None = None
+    """The token limit that was set in the body for a hot device."""
 
     def __init__(self, admission: Admission, rule: Rule, scope: Scope, receive: Receive) -> None:
         self.admission = admission
@@ -47,6 +50,8 @@ class Intake:
         if admission.needs_request_id:
             name_request(self.scope)
         try:
+            if not admission.supervisor.is_measured:
+                await admission.measure()
             admission.check_open()
             self._check_declared()
             estimated = await self._estimate()
@@ -74,6 +79,7 @@ class Intake:
         try:
             if self.rule.needs_body:
                 await self._read()
+                self._clamp()
             return await estimate(self.rule, self.info, fallback or self.admission.largest)
         except UnreadableBody as error:
             if fallback is None:
@@ -98,6 +104,11 @@ class Intake:
         if packed:
             # However short it is: a few bytes may unpack to all that is allowed.
             await anyio.to_thread.run_sync(_read_ahead, self.info)
+
+    def _clamp(self) -> None:
+        factor = self.admission.supervisor.clamp if self.admission.settings.clamp_new_tokens else None
+        if factor is not None and not encodings(self.scope):
+            self.clamped_to = clamped(self.scope, self.body, self.info, factor)
 
     def _unpacking(self, packed: list[str]) -> Callable[[], bytes]:
         """What unpacks the body. It does not hold this object: that would be a cycle."""

@@ -25,7 +25,7 @@ logger = logging.getLogger("gpu_admission")
 class Reported(Protocol):
     """An admission, for all that is called of it here."""
 
-    def report(self, outcome: Outcome, /) -> object: ...
+    def report_outcome(self, outcome: Outcome, /) -> object: ...
 
 
 class Watchdog:
@@ -67,7 +67,7 @@ class Watchdog:
     async def run(self) -> None:
         """Probe until cancelled."""
         while True:
-            self._admission.report(await self.look())
+            self._admission.report_outcome(await self.look())
             await anyio.sleep(self._every)
 
     async def look(self) -> Outcome:

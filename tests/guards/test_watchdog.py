@@ -22,7 +22,7 @@ class Admission:
         self.enough = enough
         self.done = anyio.Event()
 
-    def report(self, outcome: Outcome) -> None:
+    def report_outcome(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
         for guard in self.guards:
             guard.ceiling((), [outcome], outcome.at)
