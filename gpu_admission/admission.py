@@ -233,7 +233,7 @@ class Admission:
     def _refuse_early(self, ticket: Ticket, longest: float, setting: str) -> None:
         if not self.settings.refuse_early:
             return
-        forecast = self._ledger.forecast(0, _monotonic())
+        forecast = self._ledger.forecast_of(ticket, _monotonic())
         if forecast is not None and forecast > longest:
             raise self._refusals.too_late(ticket.bytes, forecast, longest, setting)
 
@@ -267,7 +267,7 @@ class Admission:
         """What a request that did not start at once would have come to: ``waited``, or a reason."""
         if ticket.state is not State.WAITING:
             return self._why_not(ticket).reason
-        forecast = self._ledger.forecast(0, _monotonic())
+        forecast = self._ledger.forecast_of(ticket, _monotonic())
         longest, _ = self._patience(ticket.lane, None, None)
         return "queue_timeout" if longest == 0 or (forecast or 0.0) > longest else "waited"
 

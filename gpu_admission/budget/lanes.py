@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_admission.budget.forecast import DrainRate
 from gpu_admission.budget.queue import SizedQueue
 from gpu_admission.budget.ticket import Ticket
 
@@ -94,6 +95,7 @@ class LaneState:
         "largest",
         "limit",
         "max_waiting",
+        "outflow",
         "waiting",
         "waiting_bytes",
     )
@@ -108,6 +110,8 @@ class LaneState:
         self.in_use = 0
         self.waiting = 0
         self.waiting_bytes = 0
+        self.outflow = DrainRate()
+        """How fast the line gets shorter, by starts and by those who give up."""
         self.hold = 1.0
         """Seconds that a lease of this lane usually lasts (a moving mean)."""
         self.head: Ticket | None = None
@@ -120,6 +124,13 @@ class LaneState:
     def waiting_of(self, flow: Any) -> int:
         known = self._flows.get(flow)
         return len(known.queue) if known else 0
+
+    def ahead_of(self, flow: Any) -> int:
+        """About the bytes that wait here and start before a newcomer of ``flow``: flows take turns."""
+        flows = len(self._flows)
+        if flows <= 1 or not self.waiting:
+            return self.waiting_bytes
+        return int(self.waiting_bytes * min(1.0, (self.waiting_of(flow) + 1) * flows / self.waiting))
 
     def tickets(self) -> list[Ticket]:
         """All who wait, flow by flow."""
@@ -140,6 +151,8 @@ class LaneState:
         flow.queue.remove(ticket)
         self.waiting -= 1
         self.waiting_bytes -= ticket.bytes
+        if now > ticket.arrived:
+            self.outflow.released(ticket.bytes, now, self.waiting)
         self._forget_if_idle(ticket.flow, flow)
         if self.head is ticket:
             self.head = None

@@ -23,8 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from gpu_admission.budget.forecast import DrainRate
+from gpu_admission.budget.forecast import DrainRate, seconds_to_start
 from gpu_admission.budget.lanes import Lane, LaneState
 from gpu_admission.budget.placement import Placement, most_free
 from gpu_admission.budget.small import SmallSizes
@@ -227,12 +228,16 @@ class Ledger:
         """Sizes asked lately, oldest first."""
         return self._sizes.asked
 
-    def forecast(self, size: int, now: float) -> float | None:
+    def forecast(self, size: int, now: float, *, lane: int = 0, flow: Any = None) -> float | None:
         """Seconds that ``size`` bytes would wait if they came now; ``None`` while nothing has drained."""
-        ahead = self.waiting_bytes + size - self.available
-        if ahead <= 0 and not self.waiting and self.running < self.max_running:
-            return 0.0
-        return self.drain.seconds(max(ahead, size))
+        state = self.lanes[lane]
+        return seconds_to_start(self, state, size, state.ahead_of(flow), now)
+
+    def forecast_of(self, ticket: Ticket, now: float) -> float | None:
+        """The same for one that waits and was the last to join its lane."""
+        state = self.lanes[ticket.lane]
+        ahead = state.ahead_of(ticket.flow) - ticket.bytes
+        return seconds_to_start(self, state, ticket.bytes, max(0, ahead), now)
 
     # the changes
 
