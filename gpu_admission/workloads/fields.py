@@ -38,7 +38,7 @@ class Fields:
     (pixels) are taken where the path is given and a body has no value there.
     """
 
-    __slots__ = ("_counter", "_defaults", "_features", "_image_tokens", "_paths", "_task")
+    __slots__ = ("_counter", "_defaults", "_features", "_image_tokens", "_paths", "_task", "offload_bytes")
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class Fields:
         new = positive_option(default_new_tokens, "default_new_tokens")
         self._defaults = {"new_tokens": new, "width": side, "height": side}
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
         self._image_tokens = rule_of(image_tokens)
 
     def read(self, info: RequestInfo) -> Workload:

@@ -45,7 +45,16 @@ _DOCUMENTS = frozenset({"documents", "texts"})
 class Guess:
     """Reads a request whose API is not known. The options are those of ``OpenAI``."""
 
-    __slots__ = ("_counter", "_default_new_tokens", "_image_tokens", "_kserve", "_openai", "_rerank", "_tgi")
+    __slots__ = (
+        "_counter",
+        "_default_new_tokens",
+        "_image_tokens",
+        "_kserve",
+        "_openai",
+        "_rerank",
+        "_tgi",
+        "offload_bytes",
+    )
 
     def __init__(
         self,
@@ -67,6 +76,7 @@ class Guess:
         self._rerank = Rerank(tokens=tokens, image_tokens=image_tokens)
         self._tgi = TGI(default_new_tokens=default_new_tokens, context=context, tokens=tokens)
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
         self._image_tokens = rule_of(image_tokens)
 
     def read(self, info: RequestInfo) -> Workload:

@@ -40,7 +40,7 @@ class KServe:
     ``default_new_tokens`` are taken where a body to ``generate`` names no limit.
     """
 
-    __slots__ = ("_counter", "_default_new_tokens", "_image_tokens")
+    __slots__ = ("_counter", "_default_new_tokens", "_image_tokens", "offload_bytes")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class KServe:
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
         self._image_tokens = rule_of(image_tokens)
 
     def read(self, info: RequestInfo) -> Workload:

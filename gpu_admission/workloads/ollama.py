@@ -38,7 +38,7 @@ class Ollama:
     ``num_predict`` gets ``default_new_tokens``.
     """
 
-    __slots__ = ("_context", "_counter", "_default_new_tokens", "_image_tokens", "_openai")
+    __slots__ = ("_context", "_counter", "_default_new_tokens", "_image_tokens", "_openai", "offload_bytes")
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Ollama:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
         self._context = None if context is None else positive_option(context, "context")
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
         self._image_tokens = rule_of(image_tokens)
         self._openai = OpenAI(
             default_new_tokens=default_new_tokens, context=context, tokens=tokens, image_tokens=image_tokens

@@ -47,7 +47,14 @@ class OpenAI:
     number or a function of width and height.
     """
 
-    __slots__ = ("_completion_new_tokens", "_context", "_counter", "_default_new_tokens", "_image_tokens")
+    __slots__ = (
+        "_completion_new_tokens",
+        "_context",
+        "_counter",
+        "_default_new_tokens",
+        "_image_tokens",
+        "offload_bytes",
+    )
 
     def __init__(
         self,
@@ -62,6 +69,7 @@ class OpenAI:
         self._completion_new_tokens = positive_option(completion_new_tokens, "completion_new_tokens")
         self._context = None if context is None else positive_option(context, "context")
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
         self._image_tokens = rule_of(image_tokens)
 
     def read(self, info: RequestInfo) -> Workload:
@@ -72,7 +80,9 @@ class OpenAI:
         tally = Tally(body, self._counter, self._image_tokens)
         kept_elsewhere = _NOTHING if fields.keys().isdisjoint(_BESIDE) else _add_extras(fields, tally)
         prompts = self._prompts(body, tally, embeds)
-        longest, total = max(prompts), sum(prompts)
+        longest = total = prompts[0]
+        if len(prompts) > 1:
+            longest, total = max(prompts), sum(prompts)
         if kept_elsewhere:
             longest = total = max(total, self._context or UNKNOWN_CONTEXT)
         new, absent = (0, _NOTHING) if embeds else self._new_tokens(fields, longest)
@@ -112,7 +122,9 @@ class OpenAI:
         prompts = rows(body, self._counter, fields["prompt"]) if "prompt" in fields else []
         if "input" in fields:
             prompts += self._input(body, tally, fields["input"], embeds)
-        return [tally.tokens + tokens for tokens in prompts] or [max(tally.tokens, 1)]
+        if not prompts:
+            return [tally.tokens or 1]
+        return [tally.tokens + tokens for tokens in prompts]
 
     def _input(self, body: JSONObject, tally: Tally, input: Any, embeds: bool) -> list[int]:
         """Rows of ``input``; items of a conversation are added to ``tally`` instead."""

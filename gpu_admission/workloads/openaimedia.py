@@ -33,7 +33,7 @@ class OpenAIMedia:
     ``speech_tokens`` are the audio tokens of each token of the text that is spoken.
     """
 
-    __slots__ = ("_counter", "_default_side", "_speech_tokens")
+    __slots__ = ("_counter", "_default_side", "_speech_tokens", "offload_bytes")
 
     def __init__(
         self, *, default_side: int = 1024, speech_tokens: int = 32, tokens: TokensOption = "safe"
@@ -41,6 +41,7 @@ class OpenAIMedia:
         self._default_side = positive_option(default_side, "default_side")
         self._speech_tokens = positive_option(speech_tokens, "speech_tokens")
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""

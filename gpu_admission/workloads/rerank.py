@@ -33,7 +33,7 @@ class Rerank:
     runs at once; without them nothing is cut and all rows run together.
     """
 
-    __slots__ = ("_counter", "_image_tokens", "_max_batch", "_max_length")
+    __slots__ = ("_counter", "_image_tokens", "_max_batch", "_max_length", "offload_bytes")
 
     def __init__(
         self,
@@ -46,6 +46,7 @@ class Rerank:
         self._max_length = None if max_length is None else positive_option(max_length, "max_length")
         self._max_batch = None if max_batch is None else positive_option(max_batch, "max_batch")
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
         self._image_tokens = rule_of(image_tokens)
 
     def read(self, info: RequestInfo) -> Workload:

@@ -34,11 +34,12 @@ class StableDiffusion:
     ``default_side`` are the pixels of a width or height that a body leaves out.
     """
 
-    __slots__ = ("_counter", "_default_side")
+    __slots__ = ("_counter", "_default_side", "offload_bytes")
 
     def __init__(self, *, default_side: int = 512, tokens: TokensOption = "safe") -> None:
         self._default_side = positive_option(default_side, "default_side")
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""

@@ -24,11 +24,12 @@ class TEI:
     ``max_length`` is the row length that the server cuts to; without it nothing is cut.
     """
 
-    __slots__ = ("_counter", "_max_length")
+    __slots__ = ("_counter", "_max_length", "offload_bytes")
 
     def __init__(self, *, max_length: int | None = None, tokens: TokensOption = "safe") -> None:
         self._max_length = None if max_length is None else positive_option(max_length, "max_length")
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""

@@ -36,7 +36,7 @@ class TGI:
     (``--max-total-tokens``) what the prompt leaves of it.
     """
 
-    __slots__ = ("_context", "_counter", "_default_new_tokens", "_image_tokens", "_openai")
+    __slots__ = ("_context", "_counter", "_default_new_tokens", "_image_tokens", "_openai", "offload_bytes")
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class TGI:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
         self._context = None if context is None else positive_option(context, "context")
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
         self._image_tokens = None if image_tokens is None else rule_of(image_tokens)
         self._openai = OpenAI(
             default_new_tokens=default_new_tokens,

@@ -29,6 +29,11 @@ _ROW_TOKENS: Final = 2
 class Counter(Protocol):
     """Counts tokens. ``body`` knows the sizes of texts that were too long to read."""
 
+    @property
+    def offload_bytes(self) -> int:
+        """Bodies above this many bytes should be read off the event loop."""
+        ...
+
     def text(self, body: JSONObject, text: str) -> int:
         """Tokens of a text."""
         ...
@@ -46,6 +51,7 @@ class Rate:
     """Tokens from bytes alone: a fixed share of them, rounded up."""
 
     __slots__ = ("_json_percent", "_percent")
+    offload_bytes = 256 * 1024
 
     def __init__(self, percent: int, json_percent: int) -> None:
         self._percent = percent
@@ -71,6 +77,7 @@ class Bound:
     """
 
     __slots__ = ()
+    offload_bytes = 256 * 1024
 
     def text(self, body: JSONObject, text: str) -> int:
         size = body.size(text)
@@ -93,6 +100,7 @@ class Tokenizer:
     """
 
     __slots__ = ("_count",)
+    offload_bytes = 16 * 1024
 
     def __init__(self, count: Callable[[str], int]) -> None:
         self._count = count

@@ -31,7 +31,7 @@ class VLLM:
     With ``context`` (``--max-model-len``) a missing limit is what the prompt leaves of it.
     """
 
-    __slots__ = ("_context", "_image_tokens", "_openai", "_rerank")
+    __slots__ = ("_context", "_image_tokens", "_openai", "_rerank", "offload_bytes")
 
     def __init__(
         self,
@@ -49,6 +49,7 @@ class VLLM:
             tokens=tokens,
             image_tokens=image_tokens,
         )
+        self.offload_bytes = self._openai.offload_bytes
         self._rerank = Rerank(tokens=tokens, image_tokens=image_tokens)
         self._context = context
         self._image_tokens = rule_of(image_tokens)

@@ -36,7 +36,7 @@ class Whisper:
     ``new_tokens`` is the most that the decoder makes of one window of 30 seconds.
     """
 
-    __slots__ = ("_beam_size", "_best_of", "_counter", "_new_tokens")
+    __slots__ = ("_beam_size", "_best_of", "_counter", "_new_tokens", "offload_bytes")
 
     def __init__(
         self, *, beam_size: int = 5, best_of: int = 5, new_tokens: int = 448, tokens: TokensOption = "safe"
@@ -45,6 +45,7 @@ class Whisper:
         self._best_of = positive_option(best_of, "best_of")
         self._new_tokens = positive_option(new_tokens, "new_tokens")
         self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""

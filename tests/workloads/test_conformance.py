@@ -255,6 +255,17 @@ def test_a_wrong_option_is_refused_by_its_name(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_a_dialect_says_from_which_size_it_should_be_read_off_the_loop(name: str) -> None:
+    class Slow:
+        def encode_ordinary(self, text: str) -> list[int]:
+            return [0] * len(text)
+
+    kind: Any = type(CASES[name].dialect)
+    paths = {"prompt": "prompt"} if kind is Fields else {}
+    assert kind(tokens=Slow(), **paths).offload_bytes < kind(**paths).offload_bytes
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_only_keywords_are_taken(name: str) -> None:
     kind: Any = type(CASES[name].dialect)
     with pytest.raises(TypeError, match="positional"):
