@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from gpu_admission.observe.accounts import accounts
 from gpu_admission.observe.history import History
 from gpu_admission.types import DeviceSnapshot, Event, LaneSnapshot
 
@@ -90,7 +89,7 @@ class Board:
             "buffered": snapshot.buffered_bytes,
             "forecast": snapshot.forecast,
             "counts": dict(snapshot.counts),
-            "devices": [_device(device) for device in accounts(snapshot)],
+            "devices": [_device(device) for device in snapshot.devices],
             "lanes": [_lane(lane) for lane in snapshot.lanes],
             "leases": [_lease(event, began[event.lease], now) for event in leases[:_MOST_LEASES]],
             "other_leases": max(0, snapshot.in_use - known),

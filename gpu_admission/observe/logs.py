@@ -10,7 +10,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from gpu_admission.http.request_id import current_request_id
-from gpu_admission.observe.accounts import accounts
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Event
 
@@ -69,7 +68,7 @@ class Logs:
                     "allocated": device.reading and device.reading.allocated,
                     "age": device.reading_age,
                 }
-                for device in accounts(snapshot)
+                for device in snapshot.devices
             ],
         }
 

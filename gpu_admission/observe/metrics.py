@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpu_admission.observe.accounts import accounts
 from gpu_admission.observe.backlog import Backlog
 from gpu_admission.observe.families import Families
 from gpu_admission.types import DeviceSnapshot, Event
@@ -129,7 +128,10 @@ class Metrics:
             families.waiting_bytes.labels(self._name, lane.name).set(lane.waiting_bytes)
         families.running.labels(self._name).set(snapshot.running)
         families.buffered.labels(self._name).set(snapshot.buffered_bytes)
-        for device in accounts(snapshot):
+        if not admission.supervisor.is_measured:
+            # Devices get their names by then: a series under another one would stay.
+            return
+        for device in snapshot.devices:
             self._measure_device(device)
 
     def _measure_device(self, device: DeviceSnapshot) -> None:

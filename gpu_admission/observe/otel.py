@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gpu_admission.observe.accounts import accounts
 from gpu_admission.observe.backlog import Backlog
 from gpu_admission.types import DeviceReading, Event, Snapshot
 
@@ -58,8 +57,8 @@ class OpenTelemetry:
 
     def _observed_instruments(self, meter: Meter) -> None:
         level, gauge = meter.create_observable_up_down_counter, meter.create_observable_gauge
-        level("gpu_admission.in_use", [self._of_accounts("in_use")], "By", "Bytes that leases hold.")
-        level("gpu_admission.capacity", [self._of_accounts("capacity")], "By", "Bytes they may hold.")
+        level("gpu_admission.in_use", [self._of_devices("in_use")], "By", "Bytes that leases hold.")
+        level("gpu_admission.capacity", [self._of_devices("capacity")], "By", "Bytes they may hold.")
         level("gpu_admission.waiting", [self._of_lanes("waiting")], "{request}", "Requests in the queue.")
         level("hw.gpu.memory.limit", [self._of_readings("total")], "By", "Size of the GPU memory.")
         level("hw.gpu.memory.usage", [self._of_readings("used")], "By", "GPU memory used.")
@@ -132,9 +131,9 @@ class OpenTelemetry:
 
         return callback
 
-    def _of_accounts(self, field: str) -> Any:
+    def _of_devices(self, field: str) -> Any:
         def rows(snapshot: Snapshot) -> Iterator[tuple[Any, dict[str, str]]]:
-            for device in accounts(snapshot):
+            for device in snapshot.devices:
                 attributes = {"gpu_admission.budget": self._name, "hw.name": device.name}
                 yield getattr(device, field), attributes
 
@@ -150,7 +149,7 @@ class OpenTelemetry:
 
     def _of_readings(self, field: str) -> Any:
         def rows(snapshot: Snapshot) -> Iterator[tuple[Any, dict[str, str]]]:
-            for device, known in zip(self._admission.settings.devices, snapshot.devices, strict=False):
+            for device, known in zip(self._admission.supervisor.devices, snapshot.devices, strict=False):
                 if not device.key.startswith(_NO_GPU):
                     reading = known.reading or DeviceReading()
                     yield (

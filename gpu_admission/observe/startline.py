@@ -41,11 +41,8 @@ def _checked(default: Any) -> Any:
 
 def _capacity(admission: Admission) -> str:
     names = admission.device_names
-    total = admission.snapshot().capacity
-    if not total:
-        return f"not measured yet ({admission.settings.capacity or 'what the device has free'})"
-    each = f" on {len(names)} devices ({', '.join(names)})" if len(names) > 1 else f" on {names[0]}"
-    return format_bytes(total) + each
+    each = f"{len(names)} devices ({', '.join(names)})" if len(names) > 1 else names[0]
+    return f"{format_bytes(admission.snapshot().capacity)} on {each}"
 
 
 def _word(name: str, value: Any) -> str:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 import gpu_admission.observe.families
 from gpu_admission import Admission, DeviceReading, Estimate, GPUAdmission, Lane, QueueFull, TooLarge
+from gpu_admission.devices import FixedDevice
 from gpu_admission.observe import Metrics
 from gpu_admission.observe.families import Families
 from gpu_admission.types import DeviceSnapshot, Message, Receive, Scope, Send
@@ -137,6 +138,14 @@ def test_what_a_reading_does_not_know_is_not_zero(registry: CollectorRegistry) -
     foreign = value(registry, "device_memory_foreign_bytes", device="gpu")
     assert foreign is not None
     assert math.isnan(foreign)
+
+
+@pytest.mark.anyio
+async def test_a_device_has_no_series_before_it_is_measured(registry: CollectorRegistry) -> None:
+    admission = observed(registry, capacity="50%", devices=[FixedDevice("40GiB", name="gpu")], margin=0)
+    assert b'device="' not in generate_latest(registry)
+    await admission.begin()
+    assert value(registry, "capacity_bytes", device="gpu") == 20 * GIB
 
 
 def test_a_guard_that_no_longer_sets_the_ceiling_goes_to_zero(registry: CollectorRegistry) -> None:

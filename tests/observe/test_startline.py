@@ -64,8 +64,3 @@ def test_several_devices_are_listed() -> None:
     devices = [FixedDevice("10GiB", name="one"), FixedDevice("10GiB", name="two")]
     text = line(capacity="10GiB", devices=devices)
     assert "capacity=20.00 GiB on 2 devices (one, two)" in text
-
-
-def test_a_capacity_that_is_measured_later_says_so() -> None:
-    assert "capacity=not measured yet (85%)" in line(capacity="85%")
-    assert "capacity=not measured yet (what the device has free)" in line(capacity=None)
