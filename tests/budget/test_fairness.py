@@ -89,7 +89,7 @@ def test_ever_new_flows_do_not_keep_a_backlogged_one_from_its_share(users: int) 
 
 
 def test_waiters_of_no_flow_share_as_one_flow_with_the_others() -> None:
-    ledger = Ledger([100], max_waiting=100)
+    ledger = Ledger([100], max_waiting=10_000)
     simulation = Simulation(ledger)
     load = heapq.merge(
         arrivals(1, 20.0, uniform(5, 15), uniform(0.5, 1.5)),

@@ -68,6 +68,28 @@ def test_a_flow_that_went_idle_comes_back_at_the_clock_of_the_others() -> None:
     assert order.count("steady") == 5
 
 
+def test_a_newcomer_has_no_credit_for_the_time_before_it_came() -> None:
+    """Also not where many flows are known that only run, and so share in the lane's clock."""
+    ledger = Ledger([100], max_waiting=100)
+    for n in range(50):
+        ledger.request(Ticket(1, 0, f"runs {n}"), 0.0)
+    running, now = [Ticket(50, 0, "old")], 0.0
+    ledger.request(running[0], now)
+    for _ in range(90):
+        ledger.request(Ticket(50, 0, "old"), now)
+    for _ in range(40):
+        now += 1.0
+        running = list(ledger.release(running[0], now))
+    for _ in range(10):
+        ledger.request(Ticket(50, 0, "new"), now)
+    order = []
+    for _ in range(12):
+        now += 1.0
+        running = list(ledger.release(running[0], now))
+        order.append(running[0].flow)
+    assert 5 <= order.count("old") <= 7
+
+
 def test_equal_flows_take_turns_one_by_one() -> None:
     """From the moment at which both have had the same: the first two were asked by one alone."""
     ledger = Ledger([10], max_waiting=100)

@@ -9,6 +9,7 @@ import pytest
 
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.small import SmallSizes
 from gpu_admission.budget.ticket import State, Ticket
 
 
@@ -397,15 +398,17 @@ def test_a_guarantee_is_no_reason_to_pass_where_others_hold_their_own() -> None:
 
 
 def test_a_request_that_nobody_may_wait_for_leaves_nobody_waiting_in_vain() -> None:
-    """Its lane comes first while it is looked at; when it is refused the others are looked at again."""
-    bench = Bench(Lane("now", priority=9, max_waiting=0), Lane("d", limit=0.6), Lane("e"), max_bypass=99)
-    bench.ask("running", 30, "e")
-    bench.ask("running d", 25, "d")
-    bench.ask("d head", 50, "d")
-    bench.ask("e head", 25, "e")
-    assert bench.running == {"running", "running d", "e head"}
-    assert bench.ask("impatient", 90, "now") is State.REFUSED
-    assert bench.waiting == {"d head"}
+    """While it is looked at it holds others back, and lets one pass that brings a lane to its limit."""
+    lanes = Lane("now", priority=9, max_waiting=0), Lane("narrow", limit=0.8), Lane("wide")
+    bench = Bench(*lanes, small=SmallSizes(part=1 / 4, share=0.0))
+    bench.ask("a", 30, "wide")
+    bench.ask("b", 25, "narrow")
+    bench.ask("head", 50, "narrow")
+    bench.ask("small beside a large one", 15, "narrow")
+    bench.ask("c", 28, "wide")
+    assert bench.waiting == {"head", "small beside a large one", "c"}
+    assert bench.ask("large", 90, "now") is State.REFUSED
+    assert bench.waiting == {"head"}
 
 
 @pytest.mark.parametrize("max_bypass", [0, 32])

@@ -14,7 +14,7 @@ from gpu_admission.budget.placement import POLICIES
 from tests.budget.audit import Audit
 
 STEPS = 300
-PROGRAMS = 57
+PROGRAMS = 120
 
 _rules = st.fixed_dictionaries(
     {
