@@ -6,8 +6,34 @@ pure, and ``explain(workload)``. What a request *asks* is read in ``workloads``.
 
 from gpu_admission.estimators.config import ModelConfig, UnknownModelType
 from gpu_admission.estimators.constant import Constant
+from gpu_admission.estimators.diffusion import Diffusion, DiffusionFamily
+from gpu_admission.estimators.encoder import Encoder
+from gpu_admission.estimators.kserve import KServeTensors
 from gpu_admission.estimators.kvcache import KVCache
+from gpu_admission.estimators.learned import Learned
 from gpu_admission.estimators.linear import FitError, Linear
+from gpu_admission.estimators.meter import PeakMeter, TorchPeak
 from gpu_admission.estimators.table import Table
+from gpu_admission.estimators.transformer import TransformersLM
+from gpu_admission.estimators.vision import Vision
+from gpu_admission.estimators.whisper import Whisper
 
-__all__ = ["Constant", "FitError", "KVCache", "Linear", "ModelConfig", "Table", "UnknownModelType"]
+__all__ = [
+    "Constant",
+    "Diffusion",
+    "DiffusionFamily",
+    "Encoder",
+    "FitError",
+    "KServeTensors",
+    "KVCache",
+    "Learned",
+    "Linear",
+    "ModelConfig",
+    "PeakMeter",
+    "Table",
+    "TorchPeak",
+    "TransformersLM",
+    "UnknownModelType",
+    "Vision",
+    "Whisper",
+]

@@ -81,6 +81,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             return source
         return _read(source if isinstance(source, Mapping) else _load(Path(source)))
 
+    def computes_in(self, dtype: str | None) -> str:
+        """``dtype``, or what the config names. Raises ``ValueError`` when neither is there."""
+        name = dtype or self.dtype
+        if name is None:
+            raise ValueError("dtype is needed: the model config does not name one")
+        return name
+
 
 def _load(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path

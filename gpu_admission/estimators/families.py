@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any
 
 import msgspec
@@ -68,6 +67,8 @@ class ClassDefaults(msgspec.Struct, frozen=True):
 
 def class_defaults() -> ClassDefaults:
     """The data file, read anew: it is asked for once for each model that a process configures."""
+    from importlib.resources import files
+
     text = files(__package__).joinpath("class_defaults.json").read_text(encoding="utf-8")
     data = json.loads(text)
     return ClassDefaults(data["defaults"], data["nested"])

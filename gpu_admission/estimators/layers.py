@@ -58,6 +58,8 @@ def build_layer(keys: Keys, kind: Kind, index: int, *, query_heads: int, hidden:
     attention = _attention(keys, kind, index, query_heads, hidden)
     if kind == "cross":
         return Layer(cross=attention)
+    if state is None and kind in ("hybrid", "hybrid sliding"):
+        state = _convolved(keys, attention, hidden)
     return Layer(attention=attention, state=state)
 
 
@@ -132,6 +134,13 @@ def _state(keys: Keys, hidden: int) -> State | None:
     if (width := keys.size("attention_hidden_size")) is not None and keys.value("rescale_every") is not None:
         return State(2 * hidden + 3 * width, 0, 1)  # RWKV-4
     return _delta_net(keys) or _lightning(keys, hidden) or _mamba(keys, hidden)
+
+
+def _convolved(keys: Keys, attention: Attention, hidden: int) -> State | None:
+    """Short convolutions of keys, values, and what enters the layer and its MLP (Inkling)."""
+    kernel = keys.size("conv_kernel_size")
+    channels = attention.heads * (attention.key_dim + attention.value_dim) + 2 * hidden
+    return None if kernel is None else State(0, channels, kernel)
 
 
 def _delta_net(keys: Keys) -> State | None:

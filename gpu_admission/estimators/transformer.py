@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from gpu_admission.estimators.activations import AttentionPath, decoder_cost, encoder_cost
 from gpu_admission.estimators.config import ModelConfig
 from gpu_admission.estimators.dtypes import whole_bytes
 from gpu_admission.estimators.families import stores_repeated_heads
@@ -21,7 +22,6 @@ from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, RequestInfo, Workload
 
-Path = Literal["sdpa", "eager", "flash"]
 _LARGEST_VOCABULARY = 262_208
 """Of a model whose config does not say: that of Gemma 3."""
 _FIXED = 2**20
@@ -31,6 +31,12 @@ _FIXED = 2**20
 class LMPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a model needs for each token, row and position, worked out once. Bytes."""
 
+    activations: int
+    """For each token of a step; of the encoder where there is one. These five as in ``LayerCost``."""
+    hidden: int
+    score: int
+    mask: int
+    expanded_mask: int
     cache: int
     """For each token, in all layers."""
     windows: tuple[tuple[int, int], ...]
@@ -39,22 +45,14 @@ class LMPlan(msgspec.Struct, frozen=True, kw_only=True):
     """For each token, of the largest single tensor of the cache: the copy that a growing cache makes."""
     state: int
     """For each row."""
-    activations: int
-    """For each token of a step."""
-    hidden: int
-    """For each token of a step: what the last layer leaves."""
     logits: int
     """For each position that is projected to the vocabulary."""
-    score: int
-    """For each pair of positions, where scores are stored."""
-    mask: int
-    """For each pair of positions and mask, where masks are stored."""
-    expanded_mask: int
-    """For each pair of positions: the copy that the kernel makes of one mask."""
     cross: int
     """For each position of the encoder's output."""
-    encoder: int
-    """For each position, while the encoder runs; 0 = decoder only."""
+    decoder_step: int
+    """For each row of a decoding step."""
+    encodes: bool
+    """Whether the prompt goes through an encoder."""
     positions: int
     """Fixed number of encoder positions; 0 = the prompt's length."""
     all_positions: bool
@@ -102,7 +100,7 @@ class TransformersLM:
         config: ModelConfig | Mapping[str, Any] | str | os.PathLike[str],
         *,
         dtype: str | None = None,
-        attention: Path = "sdpa",
+        attention: AttentionPath = "sdpa",
         keeps_all_logits: bool = False,
         reserved_factor: float = 1.0,
         padded: bool = True,
@@ -124,15 +122,11 @@ class TransformersLM:
         Raises ``ValueError`` naming the option.
         """
         model = ModelConfig.read(config)
-        if attention not in ("sdpa", "eager", "flash"):
-            raise ValueError(f"attention must be 'sdpa', 'eager' or 'flash', not {attention!r}")
         if cache not in ("dynamic", "static", "tuple"):
             raise ValueError(f"cache must be 'dynamic', 'static' or 'tuple', not {cache!r}")
         if (cache == "static") != (max_cache_len > 0):
             raise ValueError("max_cache_len is needed for cache='static', and only there")
-        name = dtype or model.dtype
-        if name is None:
-            raise ValueError("dtype is needed: the model config does not name one")
+        name = model.computes_in(dtype)
         plan = _plan(
             model,
             name,
@@ -215,7 +209,7 @@ _CROSS_DECODING = ("cross-attention cache", "encoder output", *_DECODING)
 
 def _phases(plan: LMPlan, workload: Workload) -> tuple[Phase, ...]:
     rows = workload.sequences if workload.sequences > 1 else 1
-    if plan.encoder:
+    if plan.encodes:
         return _encoder_phases(plan, rows, plan.positions or workload.prompt_tokens, workload.new_tokens)
     prompt, chunk = workload.prompt_tokens, plan.chunk
     step = prompt if not chunk or prompt < chunk else chunk
@@ -247,11 +241,11 @@ def _decoding(plan: LMPlan, rows: int, tokens: int) -> tuple[int, ...]:
         if tokens > window:
             cache -= (tokens - window) * size
     growth = 0 if plan.static else rows * tokens * plan.tensor
-    return rows * (plan.copies * cache + plan.state), rows * plan.activations, rows * plan.logits, growth
+    return rows * (plan.copies * cache + plan.state), rows * plan.decoder_step, rows * plan.logits, growth
 
 
 def _encoder_phases(plan: LMPlan, rows: int, positions: int, new_tokens: int) -> tuple[Phase, ...]:
-    activations = rows * positions * plan.encoder
+    activations = rows * positions * plan.activations
     masked = plan.score or (plan.mask and rows > 1)
     scores = rows * positions**2 * (plan.score + plan.mask + plan.expanded_mask) if masked else 0
     output = (rows * positions * plan.cross, rows * positions * plan.hidden)
@@ -262,34 +256,27 @@ def _encoder_phases(plan: LMPlan, rows: int, positions: int, new_tokens: int) ->
     )
 
 
-def _plan(model: ModelConfig, dtype: str, attention: Path, **options: Any) -> LMPlan:
+def _plan(model: ModelConfig, dtype: str, attention: AttentionPath, **options: Any) -> LMPlan:
     size = whole_bytes(dtype, option="dtype")
     heads = model.heads if stores_repeated_heads(model.model_type) and model.kv_heads > 1 else 0
     stored = [a for layer in model.layers if (a := layer.attention)]
-    repeats = attention != "flash" and model.kv_heads < model.heads
+    cost = decoder_cost(model, dtype, attention)
+    encoding = encoder_cost(model, dtype, attention)
     windows: dict[int, int] = {}
     for a in stored:
         if a.window:
             windows[a.window] = windows.get(a.window, 0) + _vectors(a, heads) * size
-    mlp, attending = model.mlp + 4 * model.hidden_size, _attending(model, repeats=repeats)
-    encoder = model.encoder
-    eager = attention == "eager"
     return LMPlan(
+        **msgspec.structs.asdict(cost if encoding is None else encoding),
         cache=sum(_vectors(a, heads) for a in stored) * size,
         windows=tuple(sorted(windows.items())),
         tensor=max(((heads or a.heads) * max(a.key_dim, a.value_dim) for a in stored), default=0) * size,
         state=sum(_state(layer.state, size) for layer in model.layers if layer.state),
-        activations=max(mlp, attending) * size,
-        hidden=model.hidden_size * size,
         logits=(model.vocab_size or _LARGEST_VOCABULARY) * (size + 4),
-        score=_score_bytes(dtype) * model.heads if eager else 0,
-        mask=0 if attention == "flash" else size if eager else 1,
-        expanded_mask=size if attention == "sdpa" else 0,
         cross=sum(_vectors(layer.cross, 0) for layer in model.layers if layer.cross) * size,
-        encoder=(max(encoder.mlp, 4 * model.heads * model.head_dim) + 4 * encoder.hidden_size) * size
-        if encoder
-        else 0,
-        positions=encoder.positions if encoder else 0,
+        decoder_step=cost.activations,
+        encodes=encoding is not None,
+        positions=model.encoder.positions if model.encoder else 0,
         **options,
     )
 
@@ -310,14 +297,3 @@ def _vectors(attention: Attention, heads: int) -> int:
 def _state(state: State, size: int) -> int:
     """The state proper at 32 bits, and the convolution's columns, all of them, in the compute type."""
     return state.matrix * 4 + state.channels * state.kernel * size
-
-
-def _attending(model: ModelConfig, *, repeats: bool) -> int:
-    """Elements for each token of an attention block: queries, keys, values, rotated copies, output."""
-    queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    return 4 * queries + 4 * keys + 4 * model.hidden_size + (2 * queries if repeats else 0)
-
-
-def _score_bytes(dtype: str) -> int:
-    """Of one score around an unfused softmax: bf16 has no fused cast and holds a 32-bit copy more."""
-    return 10 if dtype.removeprefix("torch.").lower() in ("bf16", "bfloat16") else 8
