@@ -24,6 +24,7 @@ from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import State, Ticket
 from gpu_admission.errors import ClientLeft, Rejected
+from gpu_admission.learning import Lesson
 from gpu_admission.lease import Lease, LeaseContext, nesting_lease
 from gpu_admission.loops import call_soon, is_running, running_loop
 from gpu_admission.refusals import Refusals
@@ -31,7 +32,16 @@ from gpu_admission.settings import Options, Settings
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.snapshots import snapshot_of
 from gpu_admission.supervisor import Supervisor, Verdict
-from gpu_admission.types import Estimate, Event, Observer, Outcome, Snapshot, Waiting
+from gpu_admission.types import (
+    Estimate,
+    Estimator,
+    Event,
+    Observer,
+    Outcome,
+    RequestInfo,
+    Snapshot,
+    Waiting,
+)
 
 if TYPE_CHECKING:
     from gpu_admission.observe.report import Report
@@ -84,6 +94,8 @@ class Admission:
         self.supervisor = Supervisor(settings, self._apply, self._held)
         if self.supervisor.devices:
             self.device_names = tuple(device.name for device in self.supervisor.devices)
+        for estimator in self.metering.estimators():
+            self.bind(estimator)
         for observer in (*settings.observers, *self._own_observers()):
             self.observe(observer)
 
@@ -313,6 +325,8 @@ class Admission:
                 return
             lease.ended = True
             now = _monotonic()
+            if lease.lesson is not None:
+                lease.lesson.end(lease)
             if self.supervisor.guards:
                 # Before its bytes are free: the next trial starts by what this one has shown.
                 self.report_outcome(lease.as_outcome(now), lease.ticket.device)
@@ -371,6 +385,17 @@ class Admission:
             self._loop = loop
             self._ledger.refuse_all(_monotonic())
         self.start()
+
+    def bind(self, estimator: Estimator) -> None:
+        """Give the capacity to an estimator that wants it (``Learned``)."""
+        bind = getattr(estimator, "bind", None)
+        if bind is not None:
+            bind(lambda: self.largest)
+
+    def teach(self, lease: Lease, estimator: Any, info: RequestInfo) -> None:
+        """Tell ``estimator`` at the end of ``lease`` what it really took."""
+        with self._lock:
+            lease.lesson = Lesson(estimator, info, lease.estimate, self._ledger)
 
     # what is safe
 

@@ -21,6 +21,7 @@ from gpu_admission.types import Estimate, Outcome
 if TYPE_CHECKING:
     from gpu_admission.admission import Admission
     from gpu_admission.budget.ticket import Ticket
+    from gpu_admission.learning import Lesson
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,6 +77,8 @@ class Lease:
     outcome: tuple[Literal["ok", "error", "oom", "fault", "client"], str] = ("ok", "")
     task: anyio.TaskInfo | None = None
     """The request's task, where it sends its answer while the lease is in its context."""
+    lesson: Lesson | None = None
+    """For an estimator that learns from the end of this lease."""
     _handles = 0
     _returned = False
 

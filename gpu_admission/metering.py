@@ -13,12 +13,13 @@ import inspect
 import logging
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import anyio.to_thread
 
 from gpu_admission.errors import Rejected
+from gpu_admission.learning import learns
 from gpu_admission.patterns import Patterns, route_path
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 from gpu_admission.types import Dialect, Estimate, Estimator, RequestInfo, Scope
@@ -32,7 +33,7 @@ OFFLOAD_BYTES = 256 * 1024
 class Rule:
     """How one route is metered. ``estimator`` is ``None`` where no pattern of a mapping names it."""
 
-    __slots__ = ("dialect", "estimator", "needs_body", "path", "route")
+    __slots__ = ("dialect", "estimator", "learns", "needs_body", "path", "route")
 
     def __init__(self, path: str, route: str, estimator: Estimator | None, dialect: Dialect | None) -> None:
         self.path = path
@@ -40,6 +41,7 @@ class Rule:
         self.estimator = estimator
         self.dialect = dialect
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
+        self.learns = learns(estimator)
 
 
 class Fixed:
@@ -99,6 +101,12 @@ class Metering:
         self._dialects = dialect if isinstance(dialect, Mapping) else {"**": dialect} if dialect else {}
         self._dialect_paths = Patterns(self._dialects, name="dialect")
         self._find = functools.lru_cache(maxsize=1024)(self._rule)
+
+    def estimators(self) -> Sequence[Estimator]:
+        """All that the setting ``estimator`` names."""
+        if self._by_path is not None:
+            return list(self._by_path.values())
+        return [] if self._estimator is None else [self._estimator]
 
     def rule(self, scope: Scope) -> Rule | None:
         """The rule for an ``http`` scope; ``None``: it is not metered."""

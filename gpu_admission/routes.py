@@ -69,6 +69,8 @@ class Door:
         self.admission = admission
         self.name = name
         self.estimator: Estimator | None = None if estimator is None else as_estimator(estimator)
+        if self.estimator is not None:
+            admission.bind(self.estimator)
 
     async def depend(self, request: Request) -> AsyncIterator[Lease]:
         """FastAPI's side: a dependency that yields the lease and ends it after the response."""

@@ -57,7 +57,7 @@ class Intake:
             estimated = await self._estimate()
             if admission.picks_lanes:
                 self._choose_lane()
-            return await admission.acquire(
+            lease = await admission.acquire(
                 estimated,
                 lane=self.lane,
                 flow=self.flow,
@@ -65,6 +65,9 @@ class Intake:
                 route=self.rule.route,
                 gone=self.body.watch,
             )
+            if self.rule.learns:
+                admission.teach(lease, self.rule.estimator, self.info)
+            return lease
         except (Rejected, ClientLeft) as error:
             if admission.mode == "shadow":
                 return await admission.acquire(self._unread(), route=self.rule.route)
