@@ -1,0 +1,165 @@
+"""A trace driven through the real ledger on a virtual clock.
+
+Owns the clock and the three things that happen on it: requests arrive, end, and lose
+patience. Every decision is made by ``budget.Ledger`` itself; how long a request takes is
+told by the trace and the card.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Hashable, Sequence
+
+import msgspec
+
+from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.ticket import State, Ticket
+from gpu_admission.planning.service import Card
+from gpu_admission.planning.trace import Trace
+
+NEVER = math.inf
+
+
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of each request of a trace; seconds."""
+
+    waits: list[float]
+    """Until it started; infinite where it never did."""
+    done: bytearray
+    """1 where it ran to its end."""
+    out_of_memory: int
+    """Requests that were let in although the card was full. Each fails at its start."""
+    refused: int
+    """Requests that found the queue full, or could never fit."""
+    forecasts: list[float]
+    """What the ledger told each that had to wait, before it joined; NaN where it told nothing."""
+    byte_seconds: float
+    """Held until the last arrival."""
+
+
+class Replay:
+    """One run. ``ledger`` decides; ``sizes`` are the bytes that requests really take on ``card``.
+
+    A request waits ``patience`` seconds. Running requests share one pace: the clock of work
+    done goes on at ``1 / card.slowdown(held)``, and each ends when that clock has passed by
+    its seconds, so that a change of pace costs nothing however many run.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        ledger: Ledger,
+        card: Card,
+        *,
+        patience: float,
+        sizes: Sequence[int] | None = None,
+        lanes: Sequence[int] | None = None,
+        flows: Sequence[Hashable] | None = None,
+    ) -> None:
+        self._trace = trace
+        self._ledger = ledger
+        self._card = card
+        self._patience = patience
+        self._sizes = trace.sizes if sizes is None else sizes
+        self._lanes = lanes
+        self._flows = flows
+        self._now = 0.0
+        self._work = 0.0
+        self._pace = 1.0
+        self._held = 0
+        self._running: list[tuple[float, int, Ticket]] = []
+        self._waiting: deque[tuple[float, Ticket]] = deque()
+        self._waits = [NEVER] * len(trace)
+        self._done = bytearray(len(trace))
+        self._forecasts = [math.nan] * len(trace)
+        self._out_of_memory = 0
+        self._refused = 0
+        self._byte_seconds = 0.0
+
+    def run(self) -> Replayed:
+        for index, arrival in enumerate(self._trace.arrivals):
+            self._pass(arrival)
+            self._arrive(index, arrival)
+        byte_seconds = self._byte_seconds
+        self._pass(NEVER)
+        return Replayed(
+            waits=self._waits,
+            done=self._done,
+            out_of_memory=self._out_of_memory,
+            refused=self._refused,
+            forecasts=self._forecasts,
+            byte_seconds=byte_seconds,
+        )
+
+    def _arrive(self, index: int, now: float) -> None:
+        ledger, size = self._ledger, self._trace.sizes[index]
+        lane = 0 if self._lanes is None else self._lanes[index]
+        flow = None if self._flows is None else self._flows[index]
+        ticket = Ticket(size, lane, flow)
+        ticket.waiter = index
+        forecast = ledger.forecast(size, now, lane=lane, flow=flow) if ledger.waiting else None
+        granted = ledger.request(ticket, now)
+        if granted:
+            self._start(granted, now)
+        if ticket.state is State.WAITING:
+            self._waiting.append((now + self._patience, ticket))
+            if forecast is not None:
+                self._forecasts[index] = forecast
+        elif ticket.state is State.REFUSED:
+            self._refused += 1
+
+    def _pass(self, until: float) -> None:
+        """Let time pass, with all that ends in it."""
+        running = self._running
+        while True:
+            end = self._now + (running[0][0] - self._work) / self._pace if running else NEVER
+            last = self._next_to_give_up()
+            if end <= until and end <= last:
+                if end == NEVER:
+                    return
+                self._go_on(end)
+                self._end_first(end)
+            elif last <= until:
+                self._go_on(last)
+                _, ticket = self._waiting.popleft()
+                self._start(self._ledger.release(ticket, last), last)
+            else:
+                self._go_on(until)
+                return
+
+    def _next_to_give_up(self) -> float:
+        waiting = self._waiting
+        while waiting and waiting[0][1].state is not State.WAITING:
+            waiting.popleft()
+        return waiting[0][0] if waiting else NEVER
+
+    def _go_on(self, now: float) -> None:
+        passed = now - self._now
+        self._now = now
+        self._work += passed * self._pace
+        self._byte_seconds += passed * self._held
+
+    def _end_first(self, now: float) -> None:
+        self._work, index, ticket = heapq.heappop(self._running)
+        self._hold(-self._sizes[index])
+        self._done[index] = 1
+        self._start(self._ledger.release(ticket, now), now)
+
+    def _start(self, granted: Sequence[Ticket], now: float) -> None:
+        starting = deque(granted)
+        while starting:
+            ticket = starting.popleft()
+            index: int = ticket.waiter
+            if self._held + self._sizes[index] > self._card.capacity:
+                self._out_of_memory += 1
+                starting.extend(self._ledger.release(ticket, now))
+                continue
+            self._waits[index] = now - self._trace.arrivals[index]
+            self._hold(self._sizes[index])
+            heapq.heappush(self._running, (self._work + self._trace.seconds[index], index, ticket))
+
+    def _hold(self, more: int) -> None:
+        self._held += more
+        self._pace = 1.0 / self._card.slowdown(self._held)

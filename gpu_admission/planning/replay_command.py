@@ -1,0 +1,234 @@
+"""``gpu-admission replay``: its options, and what it prints.
+
+What is played is in ``cases``, how in ``replay``, what is said of it in ``table``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from gpu_admission.planning.cases import Case, Row
+from gpu_admission.planning.disciplines import Setup, disciplines
+from gpu_admission.planning.service import Card, Decoder, decoders
+from gpu_admission.planning.table import blocks_for, plot, table
+from gpu_admission.planning.trace import Trace, read
+from gpu_admission.sizes import format_bytes, parse_bytes
+
+_DESCRIPTION = """
+Replay recorded requests through the real ledger on a virtual clock, and compare ways to let
+them in. A trace is a CSV with the columns arrival_s,input_tokens,output_tokens, or a decision
+log (.jsonl). Bytes and seconds of a CSV are those of a decoder on a card: see --card.
+"""
+
+_WHAT_IF = (
+    "one more row: the default with another capacity, timeout, max_waiting, max_running, max_bypass, "
+    "max_bypass_wait or margin, or with traffic=X times the arrivals"
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; its exit status."""
+    parser = argparse.ArgumentParser(prog="gpu-admission replay", description=_DESCRIPTION)
+    add_arguments(parser)
+    return run(parser.parse_args(arguments))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    add = parser.add_argument
+    add("trace", type=Path, help="trace.csv, or decisions.jsonl")
+    add("--what-if", action="append", default=[], metavar="NAME=VALUE[,...]", help=_WHAT_IF)
+    add("--only", metavar="NAME[,...]", help=f"rows to play, of {', '.join(disciplines())} (default: all)")
+    add(
+        "--capacity",
+        type=_size,
+        metavar="SIZE",
+        help="bytes that requests may hold (a decision log needs it)",
+    )
+    add(
+        "--load",
+        type=_positive,
+        metavar="X",
+        help="stretch the arrivals until they ask X times what the card gives",
+    )
+    add("--repeat", type=_count, default=1, metavar="N", help="play the trace N times over")
+    cards = parser.add_argument_group("the card of a CSV").add_argument
+    cards(
+        "--card",
+        choices=tuple(decoders()),
+        default="24GiB",
+        help="Llama-3.1-8B on such a card (default %(default)s)",
+    )
+    cards("--weights", type=_size, metavar="SIZE", help="bytes of other weights")
+    cards("--kv-bytes-per-token", type=_count, metavar="N", help="of another model's cache (default 131072)")
+    settings = parser.add_argument_group("settings of the admission").add_argument
+    settings("--timeout", type=_positive, default=30.0, metavar="S", help="seconds (default %(default)g)")
+    settings("--max-waiting", type=_count, default=100, metavar="N", help="(default %(default)s)")
+    settings(
+        "--margin", type=_share, default=0.0, metavar="X", help="share of the capacity left free (default 0)"
+    )
+    others = parser.add_argument_group("chance").add_argument
+    others(
+        "--error",
+        type=_share,
+        default=0.0,
+        metavar="X",
+        help="relative error of the estimates, normal (default 0)",
+    )
+    others(
+        "--tenants",
+        type=_count,
+        default=8,
+        metavar="N",
+        help="of flows; one sends half (default %(default)s)",
+    )
+    others("--seed", type=int, default=0, metavar="N")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Play what ``options`` ask for and print it; the exit status."""
+    try:
+        for line in _report(options):
+            print(line, flush=True)
+    except (OSError, ValueError) as error:
+        print(f"gpu-admission replay: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _report(options: argparse.Namespace) -> Iterator[str]:
+    decoder = _decoder(options)
+    trace = read(options.trace, decoder).repeated(options.repeat)
+    card = _card(options, decoder)
+    fitting = trace.at_most(card.capacity)
+    if not fitting:
+        raise ValueError(f"no request of {options.trace} fits {format_bytes(card.capacity)}")
+    cases = list(_cases(options, card, fitting.load(card)))
+    yield from _heading(options, trace, card, cases[0].pace)
+    rows: list[Row] = [case.play(trace) for case in cases]
+    yield from table(rows)
+    yield ""
+    longest = max(case.setup.timeout for case in cases)
+    yield from plot(rows, longest, blocks=blocks_for(sys.stdout.encoding))
+    yield from _footnotes(options, rows)
+
+
+def _decoder(options: argparse.Namespace) -> Decoder:
+    decoder = decoders()[options.card]
+    names = ("weights", "kv_bytes_per_token")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return msgspec.structs.replace(decoder, **given)
+
+
+def _card(options: argparse.Namespace, decoder: Decoder) -> Card:
+    if options.trace.suffix == ".jsonl":
+        if options.capacity is None:
+            raise ValueError("a decision log does not say how many bytes there were: give --capacity")
+        return Card(options.capacity)
+    card = decoder.card
+    if card.capacity <= 0 and options.capacity is None:
+        raise ValueError(
+            f"weights of {format_bytes(decoder.weights)} leave no room on a card of {options.card}"
+        )
+    return card if options.capacity is None else Card(options.capacity, card.drag)
+
+
+def _cases(options: argparse.Namespace, card: Card, load: float) -> Iterator[Case]:
+    known = disciplines()
+    names = list(known) if options.only is None else [name.strip() for name in options.only.split(",")]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--only: there is no row {name!r}; rows are {', '.join(known)}")
+    setup = Setup(
+        capacity=card.capacity,
+        timeout=options.timeout,
+        max_waiting=options.max_waiting,
+        margin=options.margin,
+    )
+    default = Case(
+        name="default",
+        discipline=known["default"],
+        setup=setup,
+        drag=card.drag,
+        pace=1.0 if options.load is None else load / options.load,
+        error=options.error,
+        tenants=options.tenants,
+        seed=options.seed,
+    )
+    yield from (msgspec.structs.replace(default, name=name, discipline=known[name]) for name in names)
+    yield from map(default.what_if, options.what_if)
+
+
+def _heading(options: argparse.Namespace, trace: Trace, card: Card, pace: float) -> Iterator[str]:
+    fitting = trace.at_most(card.capacity)
+    mean = sum(fitting.sizes) // len(fitting)
+    yield (
+        f"{options.trace.name}: {len(trace):,} requests in {trace.arrivals[-1] * pace:,.0f} s, "
+        f"{format_bytes(mean)} on the mean, {format_bytes(max(fitting.sizes))} the largest"
+    )
+    if len(fitting) < len(trace):
+        yield f"{len(trace) - len(fitting):,} of them are larger than the card and left out"
+    yield (
+        f"{format_bytes(card.capacity)} for requests, load {fitting.stretched(pace).load(card):.2f}, "
+        f"timeout {options.timeout:g} s, at most {options.max_waiting:,} wait"
+    )
+    yield ""
+
+
+def _footnotes(options: argparse.Namespace, rows: Sequence[Row]) -> Iterator[str]:
+    tenants = [row for row in rows if row.name in ("flows", "default") and not math.isnan(row.tenants[1])]
+    if any(row.name == "flows" for row in tenants):
+        yield ""
+        yield f"one of {options.tenants} tenants sends half of all requests:"
+        for row in tenants:
+            yield f"  {row.name}: it completes {row.tenants[0]:.1f} %, the others {row.tenants[1]:.1f} %"
+    known = disciplines()
+    yield ""
+    for row in rows:
+        if row.name in known:
+            yield f"{row.name}: {known[row.name].says}"
+
+
+def _size(text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not size:
+        raise argparse.ArgumentTypeError("must be above 0 bytes")
+    return size
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**9:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 10^9, not {text!r}")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
+    return number
+
+
+def _share(text: str) -> float:
+    number = _number(text)
+    if not 0 <= number < 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to below 1, not {text!r}")
+    return number
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None

@@ -1,0 +1,128 @@
+"""What is replayed: requests in the order of their arrival, read from a trace or a decision log.
+
+Owns the two file formats and nothing of how requests are served: a CSV of tokens is turned
+into bytes and seconds by the ``Decoder`` that it is read for.
+"""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from operator import itemgetter
+from pathlib import Path
+
+import msgspec
+
+from gpu_admission.observe.decisions import Decision
+from gpu_admission.planning.service import Card, Decoder
+
+COLUMNS = ["arrival_s", "input_tokens", "output_tokens"]
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """One column a fact, one row a request."""
+
+    arrivals: list[float]
+    """Seconds from the first."""
+    sizes: list[int]
+    """Bytes that each is charged."""
+    seconds: list[float]
+    """That each takes when it is alone."""
+
+    def __len__(self) -> int:
+        return len(self.arrivals)
+
+    def at_most(self, size: int) -> Trace:
+        """Without those that are larger than ``size`` bytes."""
+        keep = [index for index, asked in enumerate(self.sizes) if asked <= size]
+        return Trace(
+            arrivals=[self.arrivals[i] for i in keep],
+            sizes=[self.sizes[i] for i in keep],
+            seconds=[self.seconds[i] for i in keep],
+        )
+
+    def load(self, card: Card) -> float:
+        """Byte-seconds asked, over those that ``card`` can give in the same time when it is full."""
+        asked = sum(size * seconds for size, seconds in zip(self.sizes, self.seconds, strict=True))
+        span = self.arrivals[-1] - self.arrivals[0]
+        return asked * card.slowdown(card.capacity) / (card.capacity * span) if span > 0 else float("inf")
+
+    def stretched(self, factor: float) -> Trace:
+        """The same requests with ``factor`` times the time between them."""
+        return msgspec.structs.replace(self, arrivals=[arrival * factor for arrival in self.arrivals])
+
+    def repeated(self, count: int) -> Trace:
+        """Itself, so many times over, one after the other."""
+        step = self.arrivals[-1] * (1 + 1 / len(self))
+        return Trace(
+            arrivals=[turn * step + arrival for turn in range(count) for arrival in self.arrivals],
+            sizes=self.sizes * count,
+            seconds=self.seconds * count,
+        )
+
+
+def read(path: Path, decoder: Decoder) -> Trace:
+    """The requests in ``path``: ``.jsonl`` is a decision log, everything else a CSV of tokens.
+
+    Raises ``OSError``, and ``ValueError`` with the line that can't be read.
+    """
+    with path.open(newline="") as lines:
+        rows = _decisions(lines) if path.suffix == ".jsonl" else _tokens(lines, decoder)
+        found = sorted(rows, key=itemgetter(0))
+    if not found:
+        raise ValueError(f"{path} holds no request")
+    first = found[0][0]
+    return Trace(
+        arrivals=[arrival - first for arrival, _, _ in found],
+        sizes=[size for _, size, _ in found],
+        seconds=[seconds for _, _, seconds in found],
+    )
+
+
+def _tokens(lines: Iterable[str], decoder: Decoder) -> Iterator[tuple[float, int, float]]:
+    """From ``arrival_s,input_tokens,output_tokens``; further columns are left alone."""
+    rows = csv.reader(lines)
+    header = next(rows, [])
+    if header[:3] != COLUMNS:
+        raise ValueError(f"line 1: the first columns of a trace are {','.join(COLUMNS)}")
+    size, seconds = decoder.size, decoder.seconds
+    for number, row in enumerate(rows, start=2):
+        try:
+            arrival, inputs, outputs = float(row[0]), int(row[1]), int(row[2])
+        except (ValueError, IndexError):
+            raise ValueError(f"line {number}: not a time and two counts of tokens: {row}") from None
+        if arrival < 0 or inputs < 0 or outputs < 0 or not inputs + outputs:
+            raise ValueError(f"line {number}: a time and tokens are positive: {row}")
+        yield arrival, size(inputs, outputs), seconds(inputs, outputs)
+
+
+def _decisions(lines: Iterable[str]) -> Iterator[tuple[float, int, float]]:
+    """From a ``DecisionLog``. What one never told is taken to be the median of its lane.
+
+    One that was refused has held nothing, and one that was refused before its body was
+    read has no estimate.
+    """
+    decode = msgspec.json.Decoder(Decision).decode
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(decode(line))
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"line {number}: not a decision: {error}") from None
+    sizes = _usual((each.lane, each.bytes) for each in found)
+    holds = _usual((each.lane, each.held) for each in found)
+    for each in found:
+        size = each.bytes or int(sizes[each.lane])
+        if size:
+            yield each.arrival, size, each.held or holds[each.lane]
+
+
+def _usual(facts: Iterable[tuple[str, float]]) -> defaultdict[str, float]:
+    """The median of each lane, of the facts that are not 0; 0 where there is none."""
+    known: defaultdict[str, list[float]] = defaultdict(list)
+    for lane, value in facts:
+        if value:
+            known[lane].append(value)
+    return defaultdict(float, {lane: statistics.median(values) for lane, values in known.items()})
