@@ -333,7 +333,7 @@ class Admission:
             granted = self._ledger.release(lease.ticket, now)
         if granted:
             self._wake(granted)
-        if self.observers:
+        if self.observers and lease.ticket.state is State.ENDED:  # else it was given in mode "off"
             self._tell("released", lease, held=now - lease.ticket.granted_at)
         self._end_late()
 
@@ -345,18 +345,17 @@ class Admission:
         with self._lock:
             if lease.ended:
                 raise RuntimeError("this lease has ended: it can't be resized")
-            if size > lease.ticket.bytes:
-                granted: Sequence[Ticket] = ()
-                fits = self._ledger.grow(lease.ticket, size)
-            else:
-                granted = self._ledger.shrink(lease.ticket, size, _monotonic())
-                fits = True
+            ticket = lease.ticket
+            if self.mode == "enforce" and size > ticket.bytes and not self._ledger.can_grow(ticket, size):
+                rejected = self._refusals.no_room(size)
+                self._refusals.complete(rejected, size, _monotonic())
+                raise rejected
+            granted: Sequence[Ticket] = ()
+            if ticket.state is State.GRANTED:
+                granted = self._ledger.change(ticket, size, _monotonic())
+            ticket.bytes = size
         self._wake(granted)
-        if not fits:
-            rejected = self._refusals.no_room(size)
-            self._refusals.complete(rejected, size, _monotonic())
-            raise rejected
-        if self.observers:
+        if self.observers and ticket.state is State.GRANTED:
             self._tell("resized", lease)
 
     def _wake(self, granted: Sequence[Ticket]) -> None:
@@ -503,7 +502,11 @@ class Admission:
         classify = self.settings.classify
         if classify is None:
             from gpu_admission.guards.classify import classify
-        return classify(error) or "error", name
+        try:
+            return classify(error) or "error", name
+        except Exception:
+            logger.exception("classify failed on %s: it counts as an error", name)
+            return "error", name
 
     @property
     def largest(self) -> int:

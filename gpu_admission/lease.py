@@ -159,8 +159,11 @@ class Lease:
         if not self._handles:
             self._admission._end(self)
 
-    def _let_go(self) -> None:
+    def _let_go(self, handle: Handle) -> None:
         with self._admission._lock:
+            if handle.closed:
+                return
+            handle.closed = True
             self._handles -= 1
         if self._returned and not self._handles:
             self._admission._end(self)
@@ -177,15 +180,14 @@ class Lease:
 class Handle:
     """Keeps a lease open until it is closed; closing it again changes nothing."""
 
-    __slots__ = ("_lease",)
+    __slots__ = ("closed", "lease")
 
     def __init__(self, lease: Lease) -> None:
-        self._lease: Lease | None = lease
+        self.lease = lease
+        self.closed = False
 
     def close(self) -> None:
-        with_lease, self._lease = self._lease, None
-        if with_lease is not None:
-            with_lease._let_go()
+        self.lease._let_go(self)
 
     def __enter__(self) -> Handle:
         return self
@@ -195,9 +197,9 @@ class Handle:
 
 
 class LeaseContext:
-    """``async with``: a lease for the block, or the one that the request holds already."""
+    """``async with``: a lease for the block, or the one that the request holds already. For one block."""
 
-    __slots__ = ("_admission", "_estimate", "_flow", "_lane", "_lease", "_timeout")
+    __slots__ = ("_admission", "_entered", "_estimate", "_flow", "_lane", "_lease", "_timeout")
 
     def __init__(
         self, admission: Admission, estimate: Estimate, lane: int, flow: Any, timeout: float | None
@@ -207,9 +209,13 @@ class LeaseContext:
         self._lane = lane
         self._flow = flow
         self._timeout = timeout
+        self._entered = False
         self._lease: Lease | None = None
 
     async def __aenter__(self) -> Lease:
+        if self._entered:
+            raise RuntimeError("a lease is entered once: call admission.lease(...) for each block")
+        self._entered = True
         held = held_lease(self._admission)
         if held is not None:
             return held
@@ -234,7 +240,10 @@ class LeaseContext:
 
 def enter(lease: Lease) -> None:
     """Make ``lease`` the current one of this context."""
-    lease.outer = _current.get()
+    outer = _current.get()
+    while outer is not None and outer.ended:
+        outer = outer.outer
+    lease.outer = outer
     _current.set(lease)
 
 

@@ -138,19 +138,21 @@ class Ledger:
         ticket.state = State.ENDED
         return self._dispatch(now) if self.waiting else _NOBODY
 
-    def shrink(self, ticket: Ticket, size: int, now: float) -> Sequence[Ticket]:
-        """Make a held ticket smaller."""
-        self._change(ticket, size - ticket.bytes)
-        return self._dispatch(now)
-
-    def grow(self, ticket: Ticket, size: int) -> bool:
-        """Make a held ticket larger if it fits now, ahead of those who wait; whether it did."""
+    def can_grow(self, ticket: Ticket, size: int) -> bool:
+        """Whether a held ticket may be made that large now, ahead of those who wait."""
         more = size - ticket.bytes
         account, lane = self.accounts[ticket.device], self.lanes[ticket.lane]
-        if account.in_use + more > account.limit or lane.in_use + more > lane.limit:
-            return False
-        self._change(ticket, more)
-        return True
+        return account.in_use + more <= account.limit and lane.in_use + more <= lane.limit
+
+    def change(self, ticket: Ticket, size: int, now: float) -> Sequence[Ticket]:
+        """Make a held ticket ``size`` bytes large, whether that fits or not."""
+        more = size - ticket.bytes
+        ticket.bytes = size
+        self.accounts[ticket.device].in_use += more
+        self.lanes[ticket.lane].in_use += more
+        self.in_use += more
+        self.peak = max(self.peak, self.in_use)
+        return self._dispatch(now)
 
     def allow(
         self,
@@ -298,13 +300,6 @@ class Ledger:
         if ticket.flow is not None:
             lane.settle(ticket, now - ticket.granted_at)
         self.drain.released(size, now, self.waiting)
-
-    def _change(self, ticket: Ticket, more: int) -> None:
-        ticket.bytes += more
-        self.accounts[ticket.device].in_use += more
-        self.lanes[ticket.lane].in_use += more
-        self.in_use += more
-        self.peak = max(self.peak, self.in_use)
 
     def _share_out(self) -> None:
         total = self.capacity

@@ -58,17 +58,12 @@ class Audit:
 
     def change(self, ticket: Ticket, size: int) -> None:
         before = self._heads()
-        if size <= ticket.bytes:
-            self._settle(self.ledger.shrink(ticket, size, self.now), before, whole=True)
+        grows = size > ticket.bytes
+        if grows and not self.ledger.can_grow(ticket, size):
             return
-        held = ticket.bytes
-        grew = self.ledger.grow(ticket, size)
-        assert ticket.bytes == (size if grew else held)
-        if grew:
-            account, lane = self.ledger.accounts[ticket.device], self.ledger.lanes[ticket.lane]
-            assert account.in_use <= account.limit
-            assert lane.in_use <= lane.limit
-        self._settle((), before, whole=False)
+        self._settle(self.ledger.change(ticket, size, self.now), before, whole=True)
+        account, lane = self.ledger.accounts[ticket.device], self.ledger.lanes[ticket.lane]
+        assert not grows or (account.in_use <= account.limit and lane.in_use <= lane.limit)
 
     def allow(self, device: int, ceiling: int | None, most: int | None = None) -> None:
         before = self._heads()

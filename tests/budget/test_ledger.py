@@ -185,12 +185,13 @@ def test_a_lease_grows_only_where_it_fits_now_and_shrinks_always() -> None:
     bench = Bench(Lane("a", limit=0.5), Lane("b"))
     bench.ask("a", 40, "a")
     bench.ask("b", 30, "b")
-    assert not bench.ledger.grow(bench.tickets["a"], 51)
-    assert not bench.ledger.grow(bench.tickets["b"], 61)
-    assert bench.ledger.grow(bench.tickets["a"], 50)
+    assert not bench.ledger.can_grow(bench.tickets["a"], 51)
+    assert not bench.ledger.can_grow(bench.tickets["b"], 61)
+    assert bench.ledger.can_grow(bench.tickets["a"], 50)
+    assert bench.ledger.change(bench.tickets["a"], 50, 0.0) == []
     assert (bench.ledger.in_use, bench.ledger.peak) == (80, 80)
     bench.ask("c", 40, "b")
-    assert bench.named(bench.ledger.shrink(bench.tickets["a"], 0, 0.0)) == {"c"}
+    assert bench.named(bench.ledger.change(bench.tickets["a"], 0, 0.0)) == {"c"}
     assert bench.ledger.in_use == 70
 
 
