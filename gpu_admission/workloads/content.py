@@ -34,6 +34,7 @@ _SOUND = frozenset({"input_audio", "audio_url", "audio"})
 _VIDEO = frozenset({"video_url", "video", "input_video"})
 _NESTED = frozenset({"content", "output"})
 _DEEPEST = 8
+_WORD = 32
 _URL_KEYS = ("url", "data", "image_url", "file_data")
 
 
@@ -57,12 +58,12 @@ class Tally:
             return
         texts: list[str] = []  # of messages with a role and a text only: most of them
         for message in messages:
-            if type(message) is not dict or len(message) != 2 or "role" not in message:
+            if type(message) is not dict or len(message) != 2 or not _is_word(message.get("role")):
                 self.content(message)
             elif type(text := message.get("content")) is str:
                 texts.append(text)
             else:
-                self.content(text)
+                self.content(message)
         self.tokens += MESSAGE_TOKENS * len(messages) + self._counter.texts(self._body, texts)
 
     def content(self, content: Any, depth: int = 0) -> None:
@@ -98,7 +99,7 @@ class Tally:
 
     def _part(self, part: dict[str, Any], depth: int) -> None:
         for key, value in part.items():
-            if key in _NOT_CHARGED or value is None:
+            if value is None or (key in _NOT_CHARGED and _is_word(value)):
                 continue
             if key in _NESTED:
                 self.content(value, depth + 1)
@@ -119,6 +120,11 @@ class Tally:
             seconds = seconds_of_text(self._body.head(text, AUDIO_HEAD), length)
         self.audio_seconds += seconds
         self.tokens += int(seconds * _AUDIO_TOKENS_PER_SECOND) + _IMAGE_MARKS
+
+
+def _is_word(value: Any) -> bool:
+    """Whether it is short enough for the tokens that each message is charged anyway."""
+    return type(value) is str and len(value) <= _WORD
 
 
 def _address(value: Any) -> str | None:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Part
 from gpu_admission.workloads.jsonbody import JSONObject, read_object
-from gpu_admission.workloads.multipart import part_text
+from gpu_admission.workloads.multipart import MOST_PARTS, part_text
 
 if TYPE_CHECKING:
     from gpu_admission.types import RequestInfo
@@ -28,8 +29,7 @@ def read_form(info: RequestInfo) -> JSONObject:
     if kind == "multipart/form-data":
         return JSONObject(_fields(info.parts), len(info.body))
     if kind == "application/x-www-form-urlencoded":
-        pairs = parse_qsl(info.body.decode("utf-8", "replace"), keep_blank_values=True)
-        return JSONObject(dict(pairs), len(info.body))
+        return JSONObject(_form(info.body), len(info.body))
     return read_object(info)
 
 
@@ -38,6 +38,15 @@ def files(body: JSONObject) -> list[Part]:
     return [
         part for value in body.fields.values() if type(value) is list for part in value if type(part) is Part
     ]
+
+
+def _form(body: bytes) -> dict[str, Any]:
+    """The last value under each name of a form."""
+    try:
+        text = body.decode("utf-8", "replace")
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=MOST_PARTS))
+    except ValueError:
+        raise UnreadableBody(f"the form has more than {MOST_PARTS} fields") from None
 
 
 def _fields(parts: Sequence[Part]) -> dict[str, Any]:

@@ -37,6 +37,9 @@ _LIMITS = (
 )  # fmt: skip
 _COPIES = ("n", "best_of", "num_return_sequences", "num_beams", "beam_width", "batch_size")
 _SETTINGS = ("parameters", "options", "sampling_params", "generation_config", "generate_kwargs", "params")
+_NUMBERS = frozenset({*_LIMITS, *_COPIES, "temperature", "top_p", "top_k", "seed", "stream", "model"})
+_OPENAI = frozenset({"messages", "prompt", "input", "tools", "functions", "documents", "system"}) | _NUMBERS
+_TGI = frozenset({"inputs", "parameters"}) | _NUMBERS
 _PROMPTS = frozenset({"messages", "prompt", "input"})
 _QUERIES = frozenset({"query", "queries"})
 _DOCUMENTS = frozenset({"documents", "texts"})
@@ -90,14 +93,15 @@ class Guess:
             return self._of_files(body)
         fields = body.fields
         if not fields.keys().isdisjoint(_QUERIES) and not fields.keys().isdisjoint(_DOCUMENTS):
-            return self._rerank.read(info)
+            return self._rerank.of(body)
         if "text_input" in fields or _are_tensors(fields.get("inputs")):
-            return self._kserve.read(info)
+            return self._kserve.of(body, info.path)
         if type(fields.get("inputs")) is str:
-            return self._with_settings(self._tgi.read(info), fields)
-        if kind != "application/x-www-form-urlencoded" and not fields.keys().isdisjoint(_PROMPTS):
-            return self._with_settings(self._openai.read(info), fields)
-        return self._with_settings(self._of_everything(body), fields)
+            return self._with_the_rest(self._tgi.of(body, info.path), body, _TGI)
+        if not fields.keys().isdisjoint(_PROMPTS):
+            return self._with_the_rest(self._openai.of(body, info.path), body, _OPENAI)
+        nothing = Workload(new_tokens=self._default_new_tokens, defaulted=("max_tokens",))
+        return self._with_the_rest(nothing, body, frozenset())
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body`` with the limits of its object at most ``new_tokens``. Raises ``UnreadableBody``."""
@@ -126,16 +130,19 @@ class Guess:
             tensor_bytes=sum(part.size for part in files(body)),
         )
 
-    def _of_everything(self, body: JSONObject) -> Workload:
+    def _with_the_rest(self, workload: Workload, body: JSONObject, known: frozenset[str]) -> Workload:
+        """``workload`` with all fields that are not ``known``: as prompt, and as settings."""
         tally = Tally(body, self._counter, self._image_tokens)
-        tally.content(body.fields)
-        return Workload(
-            prompt_tokens=max(1, tally.tokens),
-            new_tokens=self._default_new_tokens,
-            images=tuple(tally.images),
-            audio_seconds=tally.audio_seconds,
-            defaulted=("max_tokens",),
+        tally.content({name: value for name, value in body.fields.items() if name not in known})
+        total = workload.total_prompt_tokens
+        charged = replace(
+            workload,
+            prompt_tokens=max(1, workload.prompt_tokens + tally.tokens),
+            total_prompt_tokens=total + tally.tokens * workload.sequences if total else 0,
+            images=(*workload.images, *tally.images),
+            audio_seconds=workload.audio_seconds + tally.audio_seconds,
         )
+        return self._with_settings(charged, body.fields)
 
     def _with_settings(self, workload: Workload, fields: dict[str, Any]) -> Workload:
         """``workload`` with the largest limit, and all copies, that any settings in ``fields`` ask for."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.workloads.longstrings import LongString, cut_long_strings
+from gpu_admission.workloads.longstrings import LongString, cut_long_strings, find_keys
 
 if TYPE_CHECKING:
     from gpu_admission.types import RequestInfo
@@ -65,13 +66,15 @@ class JSONObject:
             written = msgspec.json.encode(value, enc_hook=_spaces)
         except (ValueError, OverflowError, RecursionError):
             return 2 * self.total
-        return len(written) + sum(text.length for key, text in self._long.items() if key.encode() in written)
+        if self.is_whole:
+            return len(written)
+        return len(written) + sum(self._long[key].length for key in find_keys(written.decode(), self._long))
 
     def json_text(self, value: Any) -> str:
         """``value`` as a template writes it: JSON with white space."""
         written = json.dumps(value, ensure_ascii=False, indent=4, default=_spaces)
-        for key, text in self._long.items():
-            written = written.replace(key, text.head(text.length))
+        for key in find_keys(written, self._long):
+            written = written.replace(key, self.whole(key))
         return written
 
 
@@ -130,7 +133,7 @@ def _parse_sliced(body: bytes) -> Any:
     try:
         return _parse_slices(memoryview(body.lstrip()), _DEPTH)
     except (ValueError, RecursionError):
-        return parse_json(body)
+        return parse_with(partial(json.loads, object_hook=_as_found), body)
 
 
 def _parse_slices(raw: memoryview, depth: int) -> Any:
@@ -161,6 +164,11 @@ class _AnyValue(metaclass=_Anything):
 
 def _as_it_is(_type: type, value: object) -> object:
     return value
+
+
+def _as_found(fields: dict[str, Any]) -> dict[str, Any]:
+    """Called by ``json`` for each object, for the same reason."""
+    return fields
 
 
 def _spaces(value: Any) -> str:

@@ -63,9 +63,13 @@ class KServe:
             return Workload(task="infer", tensor_bytes=max(1, len(info.body)))
         head = info if prefix is None else RequestInfo(info.scope, info.body[:prefix], path=info.path)
         body = read_object(head)
+        return self.of(body, info.path, binary=0 if prefix is None else len(info.body) - prefix)
+
+    def of(self, body: JSONObject, path: str, *, binary: int = 0) -> Workload:
+        """The workload of a ``body`` that was sent to ``path`` with ``binary`` bytes behind it."""
         if "inputs" not in body.fields and "text_input" in body.fields:
-            return self._generate(body, info.path)
-        return _infer(body, binary=0 if prefix is None else len(info.body) - prefix)
+            return self._generate(body, path)
+        return _infer(body, binary=binary)
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body`` with its limits at most ``new_tokens``, where it asks for text."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.workloads.longstrings import cut_long_strings
+from gpu_admission.workloads.longstrings import cut_long_strings, restore
 from gpu_admission.workloads.numbers import CEILING, whole
 
 _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
@@ -50,9 +50,7 @@ def lower_limit(
         lowered = _lowered_all(short.decode(encoding, errors), names, most, places).encode(encoding, errors)
     except (ValueError, IndexError, RecursionError) as error:
         raise UnreadableBody(f"the body is not a JSON object: {type(error).__name__}") from None
-    for key, string in strings.items():
-        lowered = lowered.replace(key.encode(), string.raw())
-    return lowered
+    return restore(lowered, strings)
 
 
 class _Member(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from typing import Final
 
 LONG: Final = 64 * 1024
@@ -79,6 +80,23 @@ def cut_long_strings(body: bytes) -> tuple[bytes, dict[str, LongString]]:
         done = end
     pieces.append(body[done:])
     return b"".join(pieces), strings
+
+
+def restore(body: bytes, strings: Mapping[str, LongString]) -> bytes:
+    """``body`` with the strings that ``cut_long_strings`` took out."""
+    nonce = next(iter(strings), "").partition(":")[0]
+    if not nonce:
+        return body
+    pieces = re.split(rf"({nonce}:\d+)".encode(), body)
+    keys = {key.encode(): string for key, string in strings.items()}
+    return b"".join(keys[piece].raw() if piece in keys else piece for piece in pieces)
+
+
+def find_keys(text: str, strings: Mapping[str, LongString]) -> list[str]:
+    """The keys of ``strings`` that stand in ``text``."""
+    nonce = next(iter(strings), "").partition(":")[0]
+    found = re.findall(rf"{nonce}:\d+", text) if nonce else []
+    return [key for key in found if key in strings]
 
 
 def _find(body: bytes) -> list[tuple[int, int]]:

@@ -31,7 +31,9 @@ _RESPONSE_LIMITS = ("max_output_tokens", *_LIMITS)
 _NOTHING: tuple[str, ...] = ()
 _NO_OUTPUT = ("/embeddings", "/pooling", "/classify", "/tokenize")
 _TOOL_TOKENS = 200
-_AS_TEXT = frozenset({"instructions", "suffix", "chat_template", "prediction"})
+_AS_TEXT = frozenset(
+    {"system", "instructions", "suffix", "chat_template", "chat_template_kwargs", "prediction"}
+)
 _AS_JSON = frozenset({"tools", "functions", "documents"})
 _HISTORY = frozenset({"previous_response_id", "conversation"})
 _BESIDE = _AS_TEXT | _AS_JSON | _HISTORY | {"prompt"}
@@ -74,9 +76,12 @@ class OpenAI:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        body = read_object(info)
+        return self.of(read_object(info), info.path)
+
+    def of(self, body: JSONObject, path: str) -> Workload:
+        """The workload of a ``body`` that was sent to ``path``. Raises ``UnreadableBody``."""
         fields = body.fields
-        embeds = info.path.endswith(_NO_OUTPUT)
+        embeds = path.endswith(_NO_OUTPUT)
         tally = Tally(body, self._counter, self._image_tokens)
         kept_elsewhere = _NOTHING if fields.keys().isdisjoint(_BESIDE) else _add_extras(fields, tally)
         prompts = self._prompts(body, tally, embeds)
@@ -157,7 +162,7 @@ def _add_extras(fields: Mapping[str, Any], tally: Tally) -> tuple[str, ...]:
     kept_elsewhere = _NOTHING
     for name, value in fields.items():
         if name in _AS_TEXT:
-            tally.text(value)
+            tally.content(value)
         elif name in _AS_JSON and value:
             tally.text(value)
             tally.tokens += _TOOL_TOKENS

@@ -51,7 +51,10 @@ class Rerank:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        body = read_object(info)
+        return self.of(read_object(info))
+
+    def of(self, body: JSONObject) -> Workload:
+        """The workload of ``body``. Raises ``UnreadableBody``."""
         images: list[Size] = []
         queries = self._tokens(body, _QUERIES, images)
         documents = self._tokens(body, _DOCUMENTS, images)

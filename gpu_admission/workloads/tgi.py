@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from gpu_admission.types import RequestInfo
 
 _LIMITS = ("max_new_tokens", "max_tokens", "max_length")
-_PICTURE = re.compile(r"!\[[^\]]*\]\((data:image/[^)]*|https?://[^)]*)\)")
+_PICTURE = re.compile(r"!\[[^\]\[]{0,200}\]\((?=data:image/|https?://)")
 
 
 class TGI:
@@ -60,9 +60,12 @@ class TGI:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        body = read_object(info)
+        return self.of(read_object(info), info.path)
+
+    def of(self, body: JSONObject, path: str) -> Workload:
+        """The workload of a ``body`` that was sent to ``path``. Raises ``UnreadableBody``."""
         if "inputs" not in body.fields:
-            return self._openai.read(info)
+            return self._openai.of(body, path)
         parameters = _parameters(body.fields)
         tally, prompts = self._prompts(body)
         longest, total = max(prompts), sum(prompts)
@@ -80,7 +83,7 @@ class TGI:
             beams=positive(parameters, "num_beams", 1),
             prompt_logprobs=bool(parameters.get("decoder_input_details")),
             images=tuple(tally.images),
-            stream=body.fields.get("stream") is True or info.path.endswith("_stream"),
+            stream=body.fields.get("stream") is True or path.endswith("_stream"),
             defaulted=("max_new_tokens",) if absent else (),
         )
 
@@ -99,11 +102,26 @@ class TGI:
         tally = Tally(body, self._counter, self._image_tokens or rule_of("any"))
         inputs = body.fields["inputs"]
         if self._image_tokens is not None and type(inputs) is str:
-            pieces = _PICTURE.split(body.whole(inputs))
-            tally.image(pieces[1::2])
-            inputs = "".join(pieces[::2])
+            inputs, links = _without_pictures(body.whole(inputs))
+            tally.image(links)
         prompts = rows(body, self._counter, inputs)
         return tally, [tally.tokens + tokens for tokens in prompts] or [1]
+
+
+def _without_pictures(text: str) -> tuple[str, list[str]]:
+    """``text`` without its picture links, and where these lead."""
+    texts: list[str] = []
+    links: list[str] = []
+    done = 0
+    for opening in _PICTURE.finditer(text):
+        closing = text.find(")", opening.end())
+        if closing < 0:
+            break
+        if opening.start() >= done:
+            texts.append(text[done : opening.start()])
+            links.append(text[opening.end() : closing])
+            done = closing + 1
+    return "".join([*texts, text[done:]]), links
 
 
 def _parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:

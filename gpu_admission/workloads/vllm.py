@@ -56,11 +56,12 @@ class VLLM:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
+        body = read_object(info)
         if info.path.endswith(("/rerank", "/score")):
-            workload = self._rerank.read(info)
+            workload = self._rerank.of(body)
         else:
-            workload = self._openai.read(info)
-        return self._with_extras(workload, read_object(info).fields)
+            workload = self._openai.of(body, info.path)
+        return self._with_extras(workload, body.fields)
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body`` with its limits at most ``new_tokens``. Raises ``UnreadableBody``."""

@@ -43,6 +43,16 @@ def test_a_known_kind_is_recognised_by_its_fields(body: Any, task: str, sequence
 
 
 @pytest.mark.parametrize(
+    "body", [{"prompt": "x"}, {"inputs": "x"}, {"messages": [{"content": "x"}]}, {"prompt": ["x", "y"]}]
+)
+def test_what_a_known_kind_does_not_have_is_charged_too(body: dict[str, Any]) -> None:
+    more = guess({**body, "history": ["x" * 1000], "image": pictures.data_url(pictures.png(640, 480))})
+    assert more.prompt_tokens >= guess(body).prompt_tokens + 500
+    assert more.images == ((640, 480),)
+    assert guess({**body, "temperature": 0.5}).prompt_tokens == guess(body).prompt_tokens
+
+
+@pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({"max_length": 70}, 70),
@@ -95,6 +105,11 @@ def test_a_form_is_read_as_its_fields() -> None:
     workload = guess(b"prompt=" + b"x" * 100 + b"&max_tokens=7", kind="application/x-www-form-urlencoded")
     assert (workload.new_tokens, workload.defaulted) == (7, ())
     assert workload.prompt_tokens >= 50
+
+
+def test_a_form_of_too_many_fields_is_refused() -> None:
+    with pytest.raises(UnreadableBody, match="more than"):
+        guess(b"a=1&" * 3000, kind="application/x-www-form-urlencoded")
 
 
 @pytest.mark.parametrize("body", [b"hello", b"[1, 2]", b"", b"\xff\xd8\xff"])

@@ -111,6 +111,13 @@ def test_the_size_of_json_has_its_long_texts() -> None:
     assert len(body.json_text(body.fields["numbers"])) >= len(json.dumps(list(range(300_000))))
 
 
+def test_only_the_long_texts_of_a_value_count_with_it() -> None:
+    body = read_object(request({"tools": ["x" * 200_000], "other": ["y" * 200_000], "more": {"a": "z"}}))
+    assert 200_000 <= body.json_size(body.fields["tools"]) < 200_100
+    assert body.json_size(body.fields["more"]) < 20
+    assert "y" not in body.json_text(body.fields["tools"])
+
+
 def test_json_that_can_not_be_written_counts_as_the_whole_body() -> None:
     assert JSONObject({}, 50).json_size({"a": "\ud800"}) == 100
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_admission.workloads.longstrings import LONG, cut_long_strings
+from gpu_admission.workloads.longstrings import LONG, cut_long_strings, restore
 
 LENGTH = 3 * LONG
 BASE64 = "A" * 64
@@ -17,10 +17,7 @@ BASE64 = "A" * 64
 
 
 def restored(body: bytes) -> bytes:
-    short, strings = cut_long_strings(body)
-    for key, string in strings.items():
-        short = short.replace(key.encode(), string.raw())
-    return short
+    return restore(*cut_long_strings(body))
 
 
 def cut(value: Any, **options: Any) -> tuple[Any, list[int]]:

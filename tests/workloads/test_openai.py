@@ -44,6 +44,12 @@ def test_tokens_are_counted_by_bytes_with_the_template() -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["role", "type", "detail"])
+def test_text_can_not_hide_in_a_word(key: str) -> None:
+    assert tokens_of([{**HELLO[0], key: "x" * 1000}]) >= 500
+    assert tokens_of([{**HELLO[0], key: ["x" * 1000]}]) >= 500
+
+
 def test_every_text_of_a_message_counts() -> None:
     plain = tokens_of(HELLO)
     for extra in (
@@ -138,6 +144,8 @@ def test_tools_count_with_their_preamble() -> None:
     assert chat(functions=[tool]).prompt_tokens == chat(tools=[tool]).prompt_tokens
     assert chat(tools=[]).prompt_tokens == chat().prompt_tokens
     assert chat(chat_template="x" * 1000).prompt_tokens == chat().prompt_tokens + 500
+    assert chat(system=[{"type": "text", "text": "x" * 1000}]).prompt_tokens == chat().prompt_tokens + 500
+    assert chat(chat_template_kwargs={"documents": ["x" * 1000]}).prompt_tokens > chat().prompt_tokens + 500
 
 
 def test_history_that_the_server_keeps_costs_the_context() -> None:

@@ -69,6 +69,15 @@ def test_pictures_are_links_only_for_a_model_that_sees(padding: int) -> None:
     assert reading.prompt_tokens >= len(link) // 2
 
 
+@pytest.mark.parametrize(
+    "text", ["![", "![a](data:image/", "![](https://x", "![[", "![](https://a) ![](https://b ) "]
+)
+def test_broken_links_cost_no_more_time_than_text(text: str) -> None:
+    workload = TGI(image_tokens="gemma-3").read(request({"inputs": text * 100_000}))
+    assert len(workload.images) == 200_000 * (text.count("https://a"))
+    assert workload.prompt_tokens > 50_000
+
+
 def test_chat_is_read_as_openais() -> None:
     body = {"messages": [{"role": "user", "content": "x" * 100}], "max_tokens": 7}
     assert TGI().read(request(body, "/v1/chat/completions")).new_tokens == 7
