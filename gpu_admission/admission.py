@@ -28,7 +28,7 @@ from gpu_admission.learning import Lesson
 from gpu_admission.lease import Lease, LeaseContext, nesting_lease
 from gpu_admission.loops import call_soon, is_running, running_loop
 from gpu_admission.refusals import Refusals
-from gpu_admission.settings import Options, Settings
+from gpu_admission.settings import Options, Settings, check_number
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.snapshots import snapshot_of
 from gpu_admission.supervisor import Supervisor, Verdict
@@ -450,7 +450,14 @@ class Admission:
         self._wake(changed)
 
     def drain(self) -> None:
-        """Admit nobody from now on, and refuse those who wait (503 ``draining``). Leases run on."""
+        """Admit nobody from now on, and refuse those who wait (503 ``draining``). Leases run on.
+
+        May be called from any thread, and from a signal handler.
+        """
+        if self._lock._is_owned() and self._loop is not _NO_LOOP:  # type: ignore[attr-defined]
+            # The handler has interrupted a change of the ledger in this very thread.
+            call_soon(self._loop, self.drain)
+            return
         with self._lock:
             refused = self._ledger.close(_monotonic())
         self._wake(refused)
@@ -473,6 +480,7 @@ class Admission:
         charged = parse_bytes(size, name="size")
         if not charged:
             raise ValueError("size must be above 0 bytes")
+        check_number("timeout", timeout, optional=True)
         return LeaseContext(self, Estimate(charged), self.lane_index(lane), flow, timeout)
 
     @overload

@@ -69,11 +69,11 @@ class Refusals:
 
     def queue_full(self, lane: int, *, of_flow: bool = False) -> Rejected:
         state = self._ledger.lanes[lane]
+        if not state.max_waiting:
+            return QueueFull("queue_full", "it does not fit now, and max_waiting=0 lets nobody wait")
         if of_flow:
             most = self._ledger.max_waiting_per_flow
             return QueueFull("queue_full", f"max_waiting_per_flow={most} requests of this flow wait already")
-        if not state.max_waiting:
-            return QueueFull("queue_full", "it does not fit now, and max_waiting=0 lets nobody wait")
         where = f" in lane {state.lane.name!r}" if len(self._ledger.lanes) > 1 else ""
         return QueueFull("queue_full", f"max_waiting={state.max_waiting} requests wait already{where}")
 

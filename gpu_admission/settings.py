@@ -157,7 +157,7 @@ class Settings:
         if self.fallback == 0:
             raise ValueError("fallback must be above 0 bytes: a body that can't be read is not free")
         for name in ("timeout", "max_bypass_wait", "overcommit", "margin"):
-            _check_number(name, getattr(self, name), optional=name == "margin")
+            check_number(name, getattr(self, name), optional=name == "margin")
         for name, least in (
             ("max_waiting", 0),
             ("max_bypass", 0),
@@ -252,7 +252,8 @@ def _share(text: str) -> float:
         return math.nan
 
 
-def _check_number(name: str, value: object, *, optional: bool) -> None:
+def check_number(name: str, value: object, *, optional: bool) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for what is no number of 0 or more."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):

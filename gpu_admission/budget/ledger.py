@@ -277,6 +277,8 @@ class Ledger:
         ticket.device = device
         ticket.granted_at = now
         size, lane = ticket.bytes, self.lanes[ticket.lane]
+        if ticket.flow is not None:
+            lane.charge(ticket)  # first: it raises for a flow that is no key
         account = self.accounts[device]
         account.in_use += size
         account.running += 1
@@ -286,8 +288,6 @@ class Ledger:
         self.in_use = in_use = self.in_use + size
         if in_use > self.peak:
             self.peak = in_use
-        if ticket.flow is not None:
-            lane.charge(ticket)
 
     def _put_back(self, ticket: Ticket, now: float) -> None:
         size, lane = ticket.bytes, self.lanes[ticket.lane]
