@@ -178,7 +178,7 @@ def _layers(
     keys: Keys, kinds: Sequence[Kind], heads: int, hidden: int, crossed: bool, shared: int
 ) -> Iterator[Layer]:
     cross = cross_attention(keys, heads, hidden) if crossed else None
-    blocks = keys.sequence("block_configs") or []
+    blocks = keys.blocks()
     for i, kind in enumerate(kinds):
         own = keys.over(blocks[i] if i < len(blocks) else _layer_values(keys, i))
         kind = kind if i < len(kinds) - shared else "none"

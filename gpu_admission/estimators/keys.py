@@ -28,16 +28,16 @@ class Keys:
 
     def value(self, *names: str) -> Any:
         """The first of ``names`` that is not null; ``"a.b"`` looks inside ``a``."""
-        null = False
+        nulls = set()
         for level in self._levels:
             for name in names:
                 found, value = _find(level, name)
                 if value is not None:
                     return value
-                null = null or found
-        if null:
-            return None
-        return next((self._defaults[name] for name in names if name in self._defaults), None)
+                if found:
+                    nulls.add(name)
+        filled = (name for name in names if name in self._defaults and name not in nulls)
+        return next((self._defaults[name] for name in filled), None)
 
     def given(self, *names: str) -> bool:
         """Whether the file itself has a value for one of ``names``."""
@@ -61,6 +61,11 @@ class Keys:
         """A list that is not empty, or ``None``."""
         value = self.value(*names)
         return value if isinstance(value, list) and value else None
+
+    def blocks(self) -> list[Mapping[str, Any]]:
+        """What each block of a pruned model has of its own; empty for other models."""
+        blocks = self.sequence("block_configs") or []
+        return [block if isinstance(block, Mapping) else {} for block in blocks]
 
 
 def _find(level: Mapping[str, Any], name: str) -> tuple[bool, Any]:

@@ -161,7 +161,7 @@ class KVCache:
         if term.cap and kept > term.cap:
             kept = _up(term.cap, grain)
         kept *= term.streams * rows
-        if not self.plan.shared_prompts or term.cap:
+        if not self.plan.shared_prompts:
             return kept
         prompts = max(workload.total_prompt_tokens, workload.prompt_tokens)
         once = _up(prompts, grain) + rows * _up(workload.new_tokens + grain - 1, grain)

@@ -88,9 +88,9 @@ def _flags(keys: Keys, model_type: str, depth: int) -> list[Kind] | None:
 
 def _blocks(keys: Keys, model_type: str, depth: int) -> list[Kind] | None:
     """Pruned models: a block without attention, or with a matrix in its place, stores nothing."""
-    if blocks := keys.sequence("block_configs"):
-        own = [block.get("attention") or {} for block in blocks]
-        return _choose((a.get("no_op") or a.get("replace_with_linear") for a in own), "none", "global")
+    if blocks := keys.blocks():
+        skipped = ("attention.no_op", "attention.replace_with_linear")
+        return _choose((keys.over(b).value(*skipped) for b in blocks), "none", "global")
     kept = keys.size("n_attention_layers")
     return None if kept is None else _choose((i < kept for i in range(depth)), "global", "none")
 

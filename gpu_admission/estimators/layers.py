@@ -131,8 +131,8 @@ def _state(keys: Keys, hidden: int) -> State | None:
         return State(0, hidden, kernel)
     if (width := keys.size("lru_width")) is not None:
         return State(width, width, keys.size("conv1d_width") or 4)
-    if (width := keys.size("attention_hidden_size")) is not None and keys.value("rescale_every") is not None:
-        return State(2 * hidden + 3 * width, 0, 1)  # RWKV-4
+    if keys.value("rescale_every") is not None:  # RWKV-4
+        return State(2 * hidden + 3 * (keys.size("attention_hidden_size") or hidden), 0, 1)
     return _delta_net(keys) or _lightning(keys, hidden) or _mamba(keys, hidden)
 
 

@@ -32,7 +32,7 @@ def mlp_elements(keys: Keys, model_type: str, hidden: int) -> int:
     tensors = _tensors(keys, model_type)
     widths = [
         _mixture(keys),
-        *(_block_width(block, hidden) for block in keys.sequence("block_configs") or ()),
+        *(_block_width(block, hidden) for block in keys.blocks()),
     ]
     return tensors * max(_dense(keys, hidden), *widths)
 
@@ -68,8 +68,8 @@ def _mixture(keys: Keys) -> int:
 
 def _block_width(block: Mapping[str, Any], hidden: int) -> int:
     """Of one block of a pruned model, which gives its width as a multiple of two thirds of hidden."""
-    mlp = Keys([block.get("ffn") or {}], {})
-    multiple = mlp.value("ffn_mult")
+    own = Keys([block], {})
+    multiple = own.value("ffn.ffn_mult")
     if isinstance(multiple, (int, float)) and 0 < multiple < 100:
         return -(-int(2 * multiple * hidden / 3) // 256) * 256
-    return mlp.size("intermediate_size") or 0
+    return own.size("ffn.intermediate_size") or 0

@@ -79,7 +79,7 @@ class Table:
             value: Number = 1
             for factor in factors:
                 value *= factor(workload)
-            values.append(value)
+            values.append(value if value <= MAX_BYTES else MAX_BYTES)
         return tuple(values)
 
     def _above(self, point: Sequence[Number], cell: Cell, notes: tuple[str, ...]) -> Estimate:
