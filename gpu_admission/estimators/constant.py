@@ -23,7 +23,7 @@ class Constant:
             raise ValueError("Constant size must be at least 1 byte; use exclude to leave a route unmetered")
         self._estimate = Estimate(self._bytes, basis=basis, parts={"constant": self._bytes})
 
-    def __call__(self, info: RequestInfo, /) -> int | Estimate:
+    def __call__(self, info: RequestInfo, /) -> Estimate:
         return self._estimate
 
     def estimate(self, workload: Workload) -> Estimate:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product as combinations
 from typing import Any, Literal
 
-from gpu_admission.estimators.features import Number, product, workload_of
+from gpu_admission.estimators.features import Number, product
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 from gpu_admission.types import Estimate, RequestInfo, Workload
@@ -23,8 +23,8 @@ Cell = tuple[int, ...]
 class Table:
     """Bytes of the next measured point at or above a request, in every feature.
 
-    ``rows`` are ``({feature: value}, bytes)``, all with the same features (and products of
-    features); they need not fill the grid. A point that measured less than a smaller one is
+    ``rows`` are ``({feature: value}, bytes)``, all with the same features or products of
+    features, such as ``"width*height"``; they need not fill the grid. A point that measured less than a smaller one is
     raised to it, so that more never costs less. ``beyond`` says what a request above the grid
     takes: ``"refuse"`` (2**62 bytes: it fits nowhere) or ``"scale"`` (the edge of the grid times
     how many times it is exceeded, in each feature: enough while growth is at most
@@ -47,7 +47,7 @@ class Table:
         self._readers = [product(name) for name in self.features]
         points: dict[tuple[Number, ...], int] = {}
         for values, size in measured:
-            point = self._point(workload_of(values))
+            point = tuple(_coordinate(name, values[name]) for name in self.features)
             points[point] = max(size, points.get(point, 1))
         self._axes = [sorted({point[i] for point in points}) for i in range(len(self.features))]
         self._cells = _fill(self._axes, points)
@@ -112,6 +112,14 @@ def _features(measured: Sequence[tuple[Mapping[str, Any], int]]) -> tuple[str, .
                 f"every row of a Table must have the features {list(names)}, one has {list(values)}"
             )
     return names
+
+
+def _coordinate(name: str, value: Any) -> Number:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= MAX_BYTES:
+        raise ValueError(f"{name!r} of a row must be a number that is not negative, got {value!r}")
+    point: Number = value
+    return point
 
 
 def _fill(axes: Sequence[Sequence[Number]], points: Mapping[tuple[Number, ...], int]) -> dict[Cell, int]:
