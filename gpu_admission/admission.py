@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import logging
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -27,11 +28,12 @@ from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.learning import Lesson
 from gpu_admission.lease import Lease, LeaseContext, nesting_lease
 from gpu_admission.loops import call_soon, is_running, running_loop
+from gpu_admission.misfits import misfits
 from gpu_admission.refusals import Refusals
 from gpu_admission.settings import Options, Settings, check_number
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.snapshots import snapshot_of
-from gpu_admission.supervisor import Supervisor, Verdict
+from gpu_admission.supervisor import Supervisor
 from gpu_admission.types import (
     Estimate,
     Estimator,
@@ -42,6 +44,7 @@ from gpu_admission.types import (
     Snapshot,
     Waiting,
 )
+from gpu_admission.verdict import Verdict
 
 if TYPE_CHECKING:
     from gpu_admission.observe.report import Report
@@ -74,30 +77,51 @@ class Admission:
     def __init__(self, **options: Unpack[Options]) -> None:
         self.settings = settings = Settings.of(options)
         self.metering = settings.metering()
-        self.buffer = BufferedBytes(settings.max_buffered_bytes)
         self.mode = settings.mode
         self.lane_names: tuple[str, ...] = tuple(lane.name for lane in settings.lanes)
-        self.device_names: tuple[str, ...] = tuple(device.name for device in settings.devices) or ("device",)
         self.picks_lanes = settings.lane is not None or settings.flow is not None
         self.counts: Counter[str] = Counter()
-        self._lock = threading.RLock()
-        self._late: list[Lease] = []
-        self._loop: Any = _NO_LOOP
-        self._started = False
         self.needs_request_id = False
         self.observers: tuple[Observer, ...] = ()
-        self._ledger = self._new_ledger()
-        self._refusals = Refusals(settings, self._ledger)
-        self._closed: Verdict | None = None
-        self._trying: Verdict | None = None
-        self.succeeded_at: float | None = None
-        self.supervisor = Supervisor(settings, self._apply, self._held)
-        if self.supervisor.devices:
-            self.device_names = tuple(device.name for device in self.supervisor.devices)
+        self._live()
+        if settings.strict:
+            self._check_sizes()
         for estimator in self.metering.estimators():
             self.bind(estimator)
         for observer in (*settings.observers, *self._own_observers()):
             self.observe(observer)
+
+    def _live(self) -> None:
+        """Make what belongs to one process: at construction, and anew in a process that was forked."""
+        settings = self.settings
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._late: list[Lease] = []
+        self._loop: Any = _NO_LOOP
+        self._started = False
+        self._closed: Verdict | None = None
+        self._trying: Verdict | None = None
+        self.succeeded_at: float | None = None
+        self.buffer = BufferedBytes(settings.max_buffered_bytes)
+        self.supervisor = Supervisor(settings, self._lock, self._apply, self._held)
+        self._name_devices()
+        self._ledger = self._new_ledger()
+        self._refusals = Refusals(settings, self._ledger)
+
+    def _name_devices(self) -> None:
+        self.device_names = tuple(device.name for device in self.supervisor.devices) or ("device",)
+
+    def _check_sizes(self) -> None:
+        """Raises ``ValueError`` for a setting by which a request could never fit."""
+        for sentence in self._misfits():
+            raise ValueError(f"{sentence} (strict=True)")
+
+    def _misfits(self) -> Sequence[str]:
+        settings = self.settings
+        lanes = range(1 if settings.lane is None else len(settings.lanes))
+        largest = max(self._ledger.largest(lane) for lane in lanes)
+        # Nothing is known of devices that have not told their memory yet.
+        return misfits(self.metering, settings.fallback, largest) if largest else ()
 
     def _new_ledger(self) -> Ledger:
         settings = self.settings
@@ -129,9 +153,11 @@ class Admission:
 
     def check_open(self) -> None:
         """The cheap checks, before a body is read. Raises ``Unavailable`` or ``QueueFull``."""
-        ledger = self._ledger
         if self.mode != "enforce":
             return
+        if _running_loop() is not self._loop:
+            self._come_home()
+        ledger = self._ledger
         if ledger.closed:
             raise self._refusals.draining()
         if self._closed is not None:
@@ -155,12 +181,12 @@ class Admission:
         ``deadline()`` (seconds) shortens the wait. ``gone`` returns when there is nobody left
         to answer. Raises ``Rejected``, or ``ClientLeft`` after ``gone``.
         """
-        if not self.supervisor.is_measured:
-            await self.measure()
         if self.mode != "enforce":
             return self._watch(estimate, lane, flow, route)
         if _running_loop() is not self._loop:
             self._come_home()
+        if not self.supervisor.is_measured:
+            await self.measure()
         if self._closed is not None:
             raise self._refusals.closed(self._closed, _monotonic())
         ticket = Ticket(estimate.bytes, lane, flow)
@@ -181,24 +207,24 @@ class Admission:
         return lease
 
     async def measure(self) -> None:
-        """Measure the capacity, where it was not given in bytes; at startup, or at the first request.
+        """Have the capacity measured, once, where it was not given in bytes.
 
-        Raises ``Unavailable`` when the device does not tell.
+        A device that does not tell stays closed: see ``Supervisor.measure``. In ``shadow``
+        nobody waits for it.
         """
-        if self.supervisor.is_measured:
-            return
-        measured = await anyio.to_thread.run_sync(self.supervisor.measure)
-        with self._lock:
-            if self._ledger.capacity:
-                return
-            self.device_names = tuple(device.name for device in self.supervisor.devices)
-            sizes = [int(each.bytes * self.settings.overcommit) for each in measured]
-            self._ledger.resize(sizes, _monotonic())
-        self.start()
+        if self.mode == "shadow":
+            self.supervisor.measure_aside()
+        elif self.mode == "enforce" and not self.supervisor.is_measured:
+            if _running_loop() is not self._loop:
+                self._come_home()
+            await anyio.to_thread.run_sync(self.supervisor.measure, limiter=self._measuring)
+            self.start()
 
     def _why_not(self, ticket: Ticket) -> Rejected:
         if self._ledger.closed:
             return self._refusals.draining()
+        if self._closed is not None:
+            return self._refusals.closed(self._closed, _monotonic())
         if ticket.bytes > self._ledger.largest(ticket.lane):
             return self._refusals.too_large(ticket.bytes, ticket.lane)
         return self._refusals.queue_full(ticket.lane, of_flow=not self._ledger.is_full(ticket.lane))
@@ -224,8 +250,9 @@ class Admission:
         """Return when ``ticket`` is granted; however else this ends, it has left the queue."""
         waiter: Waiter = ticket.waiter
         try:
-            if self._trying is not None:
-                raise self._refusals.closed(self._trying, _monotonic())
+            closed = self._closed or self._trying
+            if closed is not None:
+                raise self._refusals.closed(closed, _monotonic())
             self._refuse_early(ticket, longest, setting)
             with anyio.move_on_after(None if longest == math.inf else longest):
                 await (waiter.event.wait() if gone is None else _granted_or_gone(waiter, gone))
@@ -260,6 +287,10 @@ class Admission:
         lease = Lease(self, ticket, estimate, route, 0.0)
         if self.mode == "off":
             return lease
+        if self._pid != os.getpid():
+            self._live()
+        if not self.supervisor.is_measured:
+            self.supervisor.measure_aside()
         self.start()
         with self._lock:
             self._ledger.request(ticket, _monotonic())
@@ -327,10 +358,12 @@ class Admission:
             now = _monotonic()
             if lease.lesson is not None:
                 lease.lesson.end(lease)
-            if self.supervisor.guards:
+            if lease.outcome[0] == "ok":
+                self.succeeded_at = now
+            if self.supervisor.is_watching:
                 # Before its bytes are free: the next trial starts by what this one has shown.
                 self.report_outcome(lease.as_outcome(now), lease.ticket.device)
-            granted = self._ledger.release(lease.ticket, now)
+            granted = lease.ledger.release(lease.ticket, now)
         if granted:
             self._wake(granted)
         if self.observers and lease.ticket.state is State.ENDED:  # else it was given in mode "off"
@@ -372,6 +405,8 @@ class Admission:
 
     def _come_home(self) -> None:
         """Bind to the running event loop. A second one, while the first still runs, is refused."""
+        if self._pid != os.getpid():
+            self._live()
         loop = running_loop()
         with self._lock:
             if loop is self._loop:
@@ -382,6 +417,7 @@ class Admission:
                     "give each loop (thread) an Admission of its own"
                 )
             self._loop = loop
+            self._measuring = anyio.CapacityLimiter(1)
             self._ledger.refuse_all(_monotonic())
         self.start()
 
@@ -402,7 +438,7 @@ class Admission:
     def watches_answers(self) -> bool:
         """Whether somebody wants to know how answers come out."""
         settings = self.settings
-        return bool(self.supervisor.guards) or settings.oom_event or settings.oom_status is not None
+        return self.supervisor.is_watching or settings.oom_event or settings.oom_status is not None
 
     def out_of_memory(self, status: int) -> Rejected:
         """The refusal in place of an answer that ran out of memory before it began."""
@@ -411,31 +447,43 @@ class Admission:
         return rejected
 
     async def begin(self) -> None:
-        """Measure the capacity and begin to watch the devices: at startup, or else at the first request."""
-        await self.measure()
+        """Measure the capacity and begin to watch the devices: at the server's startup.
+
+        Raises ``ValueError`` under ``strict=True`` for what could then not be served: a device
+        that does not tell its memory, a setting by which a request could never fit.
+        """
+        if self._pid != os.getpid():
+            self._live()
+        if self.mode != "off":
+            await anyio.to_thread.run_sync(self.supervisor.measure)
         self.start()
+        if self.settings.strict and self.mode != "off":
+            if self.supervisor.failure:
+                raise ValueError(f"{self.supervisor.failure} (strict=True)")
+            self._check_sizes()
 
     def report_outcome(self, outcome: Outcome, device: int = 0) -> None:
         """Tell the guards of a device how work on it ended: leases do so by themselves."""
-        if outcome.kind == "ok":
-            self.succeeded_at = outcome.at
         self.supervisor.ended(device, outcome)
 
     def _held(self, device: int) -> tuple[int | None, int | None]:
         account = self._ledger.accounts[device]
         return account.capacity, account.in_use
 
-    def _apply(self, device: int, verdict: Verdict) -> None:
-        """Put what the guards of ``device`` say into force."""
-        if verdict.guard is not None:
-            logger.info("guard %r on %s: %s", verdict.guard, self.device_names[device], verdict.reason)
-        with self._lock:
-            granted = self._ledger.allow(
-                device, _monotonic(), ceiling=verdict.ceiling, max_running=verdict.trials
-            )
-            self._closed = self.supervisor.closed()
-            self._trying = self.supervisor.trying()
-        self._wake(granted)
+    def _apply(self, device: int, verdict: Verdict, capacity: int | None) -> None:
+        """Put what the guards of ``device`` say, and a ``capacity`` that was measured, into force."""
+        ledger, now = self._ledger, _monotonic()
+        if capacity is not None:
+            self._name_devices()
+        changed = ledger.allow(
+            device, now, capacity=capacity, ceiling=verdict.ceiling, max_running=verdict.trials
+        )
+        self._closed = self.supervisor.closed()
+        self._trying = self.supervisor.trying()
+        self._wake(changed)
+        if self._closed is not None:
+            # Whoever comes now is refused at once: so are those who came before.
+            self._wake(ledger.refuse_all(now))
 
     # changing the whole
 
@@ -445,6 +493,7 @@ class Admission:
         if not size:
             raise ValueError("capacity must be above 0 bytes; to stop admitting, call drain()")
         with self._lock:
+            self.supervisor.fix_capacity()
             now = _monotonic()
             changed = list(self._ledger.resize([self._usable(size)] * len(self.device_names), now))
         self._wake(changed)
@@ -465,7 +514,12 @@ class Admission:
     async def aclose(self) -> None:
         """Drain, and stop what runs in the background. Open leases end by themselves."""
         self.drain()
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop what runs in the background, until the server starts again."""
         self.supervisor.stop()
+        self._started = False
 
     # doors
 
@@ -511,10 +565,11 @@ class Admission:
         if classify is None:
             from gpu_admission.guards.classify import classify
         try:
-            return classify(error) or "error", name
+            kind = classify(error)
         except Exception:
             logger.exception("classify failed on %s: it counts as an error", name)
             return "error", name
+        return kind if kind in ("oom", "fault") else "error", name
 
     @property
     def largest(self) -> int:
@@ -537,7 +592,7 @@ class Admission:
     # what is told
 
     def start(self) -> None:
-        """Work begins in this process: said once, at the server's startup or else at the first request."""
+        """Work begins: said once, at the server's startup or else at the first request."""
         if self._started or not self.supervisor.is_measured:
             return
         self._started = True
@@ -545,6 +600,8 @@ class Admission:
         from gpu_admission.observe.startline import start_line
 
         logger.info("%s", start_line(self))
+        for sentence in self._misfits():
+            logger.warning("%s", sentence)
         if self.observers:
             lane = self.lane_names[0]
             self._emit(

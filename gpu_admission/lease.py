@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -86,6 +87,8 @@ class Lease:
         self, admission: Admission, ticket: Ticket, estimate: Estimate, route: str, waited: float
     ) -> None:
         self._admission = admission
+        self.ledger = admission._ledger
+        """Where it is held."""
         self.ticket = ticket
         self.estimate = estimate
         """What was charged, and why."""
@@ -113,6 +116,16 @@ class Lease:
     def device_index(self) -> int:
         """Its place in the admission's ``devices``."""
         return self.ticket.device
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """A context in which ``device`` is torch's current one, in the calling thread.
+
+        Does nothing where the device is none of torch's, or is not known.
+        """
+        from gpu_admission.devices import on_device
+
+        devices = self._admission.supervisor.devices
+        return on_device(devices[self.ticket.device]) if devices else nullcontext()
 
     @property
     def lane(self) -> str:

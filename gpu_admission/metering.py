@@ -50,7 +50,8 @@ class Fixed:
     needs_body = False
 
     def __init__(self, size: int | str, *, name: str) -> None:
-        self._estimate = Estimate(parse_bytes(size, name=name))
+        self.bytes = parse_bytes(size, name=name)
+        self._estimate = Estimate(self.bytes)
         if not self._estimate.bytes:
             raise ValueError(f"{name} must be above 0: a request that takes nothing needs no admission")
 
@@ -102,11 +103,15 @@ class Metering:
         self._dialect_paths = Patterns(self._dialects, name="dialect")
         self._find = functools.lru_cache(maxsize=1024)(self._rule)
 
+    def named_estimators(self) -> Sequence[tuple[str, Estimator]]:
+        """All that the setting ``estimator`` names, and what they are called there."""
+        if self._by_path is not None:
+            return [(f"estimator[{pattern!r}]", each) for pattern, each in self._by_path.items()]
+        return [] if self._estimator is None else [("estimator", self._estimator)]
+
     def estimators(self) -> Sequence[Estimator]:
         """All that the setting ``estimator`` names."""
-        if self._by_path is not None:
-            return list(self._by_path.values())
-        return [] if self._estimator is None else [self._estimator]
+        return [estimator for _, estimator in self.named_estimators()]
 
     def rule(self, scope: Scope) -> Rule | None:
         """The rule for an ``http`` scope; ``None``: it is not metered."""

@@ -49,6 +49,7 @@ class GPUAdmission:
             await self.app(scope, receive, send)
             return
         intake = Intake(admission, rule, scope, receive)
+        intake.may_clamp = admission.settings.clamp_new_tokens and admission.mode == "enforce"
         try:
             lease = await intake.lease()
         except Rejected as rejected:
@@ -61,10 +62,15 @@ class GPUAdmission:
         enter(lease)
         try:
             await self.app(scope, intake.body, answer)
+            if isinstance(answer, Answer):
+                answer.returned()
+        except Exception as error:
+            lease.finish(error)
+            if not await self._rescue(error, intake, answer, receive):
+                raise
         except BaseException as error:
             lease.finish(error)
-            if lease.outcome[0] != "oom" or not await self._rescue(intake, answer, receive):
-                raise
+            raise
         finally:
             lease.finish(None)
             leave(lease)
@@ -82,15 +88,11 @@ class GPUAdmission:
             send = told_of(intake.clamped_to, send)
         return Answer(lease, send) if admission.watches_answers else send
 
-    async def _rescue(self, intake: Intake, answer: Send, receive: Receive) -> bool:
+    async def _rescue(self, error: Exception, intake: Intake, answer: Send, receive: Receive) -> bool:
         """After running out of memory: whether the client was answered in place of the exception."""
         settings = self.admission.settings
-        if not isinstance(answer, Answer):
+        if not isinstance(answer, Answer) or (settings.oom_status is None and not settings.oom_event):
             return False
-        if answer.status and settings.oom_event:
-            await answer.end_stream(intake.info)
-        if answer.status or settings.oom_status is None:
+        if self.admission.classify(error)[0] != "oom":
             return False
-        rejected = self.admission.out_of_memory(settings.oom_status)
-        await response_for(settings.on_reject, intake.info, rejected)(intake.scope, receive, answer)
-        return True
+        return await answer.rescue(intake.info, intake.scope, receive)

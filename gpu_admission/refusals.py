@@ -13,7 +13,7 @@ from gpu_admission.budget.ledger import Ledger
 from gpu_admission.errors import QueueFull, QueueTimeout, Rejected, TooLarge, Unavailable
 from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
-from gpu_admission.supervisor import Verdict
+from gpu_admission.verdict import Verdict
 
 _LONGEST = 60
 

@@ -23,6 +23,7 @@ from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
 from gpu_admission.http.answer import sent_outside
 from gpu_admission.http.body import Body
 from gpu_admission.http.intake import Intake
+from gpu_admission.http.rescue import Answer
 from gpu_admission.http.respond import response_for
 from gpu_admission.lease import Lease, enter, leave
 from gpu_admission.metering import Rule, as_estimator
@@ -155,9 +156,15 @@ class HeldResponse:
         self.__dict__.update(_response=response, _lease=lease, _body=body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        enter(self._lease)
+        lease = self._lease
+        answer = sent_outside(lease, send)
+        if lease.admission.watches_answers:
+            answer = Answer(lease, answer)
+        enter(lease)
         try:
-            await self._response(scope, self._body, sent_outside(self._lease, send))
+            await self._response(scope, self._body, answer)
+            if isinstance(answer, Answer):
+                answer.returned()
         except BaseException as error:
             self._lease.finish(error)
             raise

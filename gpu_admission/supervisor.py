@@ -3,6 +3,10 @@
 Owns the capacity that is measured at start, the readings loop, and each device's own copy
 of each guard. The limits are applied through ``apply``; who may start under them is decided
 in the ledger. Nothing here runs while requests are served, but for a note of how each ended.
+
+Threads: guards are asked under the admission's own lock, and what they say is in force
+before it is let go, so that verdicts can't overtake one another. The locks of measuring and
+of reading are taken before it, never inside it; no driver is ever asked under it.
 """
 
 from __future__ import annotations
@@ -11,286 +15,344 @@ import copy
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from gpu_admission.errors import Unavailable
 from gpu_admission.settings import Settings
 from gpu_admission.types import Device, DeviceReading, Guard, Outcome
+from gpu_admission.verdict import Verdict, is_news, together, verdict_of
 
 if TYPE_CHECKING:
     from gpu_admission.devices import Capacity, Readings
 
 logger = logging.getLogger("gpu_admission")
-_RETRY_MEASURING = 5.0
+_monotonic = time.monotonic
+_REMEMBERED = 1024
+_MEASURED_AGAIN_IN = 5.0
+"""Seconds that a refusal asks to wait while a capacity can't be measured; each reading tries anew."""
+
+Apply = Callable[[int, Verdict, int | None], object]
+"""``(device index, verdict, measured bytes or None)``: puts them into force. Called under the lock."""
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """What the guards of one device say together: the lowest ceiling wins."""
+class Watched:
+    """One device, its own copy of each guard, and what came of them last."""
 
-    ceiling: int | None = None
-    """Bytes; 0 closes it, ``None`` leaves the capacity as it is."""
-    guard: str | None = None
-    """Who set it."""
-    reason: str = ""
-    restart_only: bool = False
-    retry_at: float | None = None
-    """When it next changes by itself, by ``time.monotonic``."""
-    trials: int | None = None
-    """Leases that may run at once while a breaker is half-open."""
-    clamp: float | None = None
-    """Factor on new tokens."""
+    def __init__(self, device: Device, guards: Sequence[Guard]) -> None:
+        self.device = device
+        self.guards = [_copy(guard) for guard in guards]
+        self.verdict = Verdict()
+        self.told = Verdict()
+        """What the log was told last."""
+        self.outcomes: deque[Outcome] = deque(maxlen=_REMEMBERED)
+        """Not shown to the guards yet."""
+        self.begun = False
+        """Its capacity is known, and its guards are asked."""
+        self.failure = ""
+        """Why its capacity can't be measured."""
+        self.failing: set[str] = set()
+        """Names of guards that raise."""
 
+    def take_outcomes(self) -> list[Outcome]:
+        """Those that no guard has seen; others may be added meanwhile."""
+        return [self.outcomes.popleft() for _ in range(len(self.outcomes))]
 
-Apply = Callable[[int, Verdict], object]
-"""``(device index, verdict)``: puts it into force."""
+    def begin(self, measured: Capacity | None, overcommit: float) -> None:
+        for guard in self.guards:
+            begin = getattr(guard, "begin", None)
+            if begin is not None:
+                begin(measured, overcommit=overcommit)
+        self.begun = True
+        self.failure = ""
+
+    def ask(self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float) -> Verdict:
+        return together([self._ask_one(guard, readings, outcomes, now) for guard in self.guards])
+
+    def _ask_one(
+        self, guard: Guard, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
+    ) -> Verdict:
+        """What ``guard`` says; one that raises has no say, and is logged once until it works again."""
+        try:
+            verdict = verdict_of(guard, readings, outcomes, now)
+        except Exception:
+            if guard.name not in self.failing:
+                self.failing.add(guard.name)
+                logger.exception("guard %r failed: it has no say until it works again", guard.name)
+            return Verdict()
+        self.failing.discard(guard.name)
+        _act(guard)
+        return verdict
 
 
 class Supervisor:
     """Watches the devices of one admission and tells ``apply`` what follows.
 
-    ``held(index) -> (capacity, bytes held)`` asks the ledger. Construction touches no driver.
+    ``lock`` is the admission's; ``held(index) -> (capacity, bytes held)`` asks its ledger.
+    Construction touches no driver. Raises ``TypeError``/``ValueError`` for settings that
+    can't work together.
     """
 
     def __init__(
-        self, settings: Settings, apply: Apply, held: Callable[[int], tuple[int | None, int | None]]
+        self,
+        settings: Settings,
+        lock: threading.RLock,
+        apply: Apply,
+        held: Callable[[int], tuple[int | None, int | None]],
     ) -> None:
         self._settings = settings
+        self._lock = lock
         self._apply = apply
         self._held = held
-        self._reviewing = threading.Lock()
         self._measuring = threading.Lock()
-        self._is_started = False
-        self._measured: list[Capacity] = []
-        self._failed_at = float("-inf")
-        self._failure = ""
-        self.is_measured = isinstance(settings.capacity, int)
-        """Whether the capacity is known."""
-        self.devices: tuple[Device, ...] = self._given_devices()
-        self._watch(self.devices)
-
-    def _given_devices(self) -> tuple[Device, ...]:
-        settings = self._settings
-        if settings.devices or not settings.guards or not isinstance(settings.capacity, int):
-            return tuple(settings.devices)
-        # Guards that need no reading (out of memory, faults) still need somebody to call them.
-        from gpu_admission.devices import FixedDevice
-
-        return (FixedDevice(settings.capacity, name="device"),)
+        self._aside: threading.Thread | None = None
+        self._measures = not isinstance(settings.capacity, int)
+        self._why = ""
+        """How the device was found, for the log."""
+        self.is_measured = not self._measures
+        """Whether there is nothing to measure, or it was tried."""
+        self._watch(_given_devices(settings))
 
     def _watch(self, devices: Sequence[Device]) -> None:
-        self.devices = tuple(devices)
-        self.guards: list[list[Guard]] = []
-        self.verdicts = [Verdict() for _ in devices]
-        self._outcomes: list[list[Outcome]] = [[] for _ in devices]
+        guards = _guards(self._settings)
+        self._watched = [Watched(device, guards) for device in devices]
+        self.is_watching = bool(devices and guards)
+        """Whether somebody learns from how leases end."""
         self.readings: Readings | None = None
-        if not devices:
-            return
-        from gpu_admission.devices import Readings
+        if devices:
+            from gpu_admission.devices import Readings
 
-        guards = self._settings.guards
-        if guards is None:
-            guards = _default_guards(self._settings)
-        self.guards = [copy.deepcopy(list(guards)) for _ in devices]
-        self.readings = Readings(devices, self.review, leases=self._held)
+            self.readings = Readings(devices, self.review, leases=self._held)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """In the order of their indices; empty until they are found."""
+        return tuple(watched.device for watched in self._watched)
 
     @property
     def is_needed(self) -> bool:
         """Whether there is anything to measure or to watch."""
-        return bool(self.devices) or not self.is_measured
+        return bool(self._watched) or not self.is_measured
 
-    @property
-    def clamp(self) -> float | None:
-        """The smallest factor on new tokens that a guard asks for now."""
-        return min((v.clamp for v in self.verdicts if v.clamp is not None), default=None)
+    # measuring
 
-    def measure(self) -> list[Capacity]:
-        """The capacity of each device, measured once; blocks, so call it in a thread.
+    def measure(self) -> None:
+        """Find the devices and measure what they have, once; blocks, so call it in a thread.
 
-        Raises ``Unavailable`` when a device does not tell. It is asked again a few seconds later.
+        A device that does not tell is closed, and asked again at every reading.
         """
         with self._measuring:
             if self.is_measured:
-                return self._measured
-            if time.monotonic() - self._failed_at >= _RETRY_MEASURING:
-                self._failure = self._try_to_measure()
-            if not self.is_measured:
-                raise Unavailable("gpu_unavailable", self._failure)
-            return self._measured
+                return
+            if self.readings is None:
+                from gpu_admission.devices import discover
 
-    def _try_to_measure(self) -> str:
-        """An empty text, or why it failed."""
-        from gpu_admission.devices import discover
+                # What a request uses unless it is told otherwise; ``devices=`` names several.
+                found = discover()
+                self._watch(found.devices[:1])
+                self._why = f" [{found.reason}]"
+            assert self.readings is not None
+            self.readings.step()
+            self.is_measured = True
 
-        why = ""
-        if self.readings is None:
-            # What a request uses unless it is told otherwise; ``devices=`` names several.
-            found = discover()
-            self._watch(found.devices[:1])
-            why = f" [{found.reason}]"
-        assert self.readings is not None
-        self.readings.step()
-        try:
-            self._measured = [self._measure_one(index) for index in range(len(self.devices))]
-        except ValueError as error:
-            self._failed_at = time.monotonic()
-            logger.error("%s", error)
-            return str(error)
-        for capacity in self._measured:
-            logger.info("%s%s", capacity.explanation, why)
+    def measure_aside(self) -> None:
+        """The same in a thread of its own, for those who may not be kept waiting."""
+        if self._aside is None:
+            self._aside = threading.Thread(target=self.measure, name="gpu-admission-measure", daemon=True)
+            self._aside.start()
+
+    def fix_capacity(self) -> None:
+        """The capacity was given in bytes after all: measure it no more."""
+        self._measures = False
         self.is_measured = True
-        return ""
 
-    def _measure_one(self, index: int) -> Capacity:
+    @property
+    def failure(self) -> str:
+        """Why a capacity can't be measured; empty where all are known."""
+        return next((watched.failure for watched in self._watched if watched.failure), "")
+
+    def _begin(self, index: int, now: float) -> int | None:
+        """Let the guards of device ``index`` begin, once its capacity is known: its bytes, if measured."""
+        watched, overcommit = self._watched[index], self._settings.overcommit
+        if not self._measures:
+            watched.begin(None, overcommit)
+            return None
+        reading, _ = self.reading(index, now)
+        if reading is None:
+            return None
+        try:
+            measured = self._measure_one(watched.device, reading)
+        except ValueError as error:
+            logger.log(logging.DEBUG if watched.failure else logging.ERROR, "%s", error)
+            watched.failure = str(error)
+            return None
+        logger.info("%s%s", measured.explanation, self._why)
+        watched.begin(measured, overcommit)
+        return int(measured.bytes * overcommit)
+
+    def _measure_one(self, device: Device, reading: DeviceReading) -> Capacity:
         from gpu_admission.devices import measure
 
         settings = self._settings
+        begun = (watched.device for watched in self._watched if watched.begun)
+        twin = next((other for other in begun if other.key == device.key), None)
+        if twin is not None:
+            raise ValueError(f"{device.name} and {twin.name} are the same device: name it once")
         return measure(
-            self._last(index) or DeviceReading(),
-            name=self.devices[index].name,
+            reading,
+            name=device.name,
             share=_share(settings.capacity),
             reserve=settings.reserve,
             margin=0.1 if settings.margin is None else settings.margin,
         )
 
+    # watching
+
     def start(self) -> None:
-        """Begin to read the devices, in a thread of this process. Never blocks."""
-        if self._is_started:
-            return
-        self._is_started = True
-        for index, guards in enumerate(self.guards):
-            measured = self._measured[index] if self._measured else None
-            for guard in guards:
-                begin = getattr(guard, "begin", None)
-                if begin is not None:
-                    begin(measured, overcommit=self._settings.overcommit)
+        """Begin to read the devices, in a thread of this process, unless it runs. Never blocks."""
         if self.readings is not None:
             self.readings.start()
 
     def stop(self) -> None:
+        """Read no more, until ``start``."""
         if self.readings is not None:
             self.readings.stop()
 
     def ended(self, index: int, outcome: Outcome) -> None:
-        """Tell the guards of device ``index`` how a lease ended."""
-        if not self.guards:
+        """Tell the guards of device ``index`` how work on it ended.
+
+        Out of memory, and a fault, they hear at once, and everything while it is tried out;
+        the rest with the next reading.
+        """
+        if not self.is_watching:
             return
-        self._outcomes[index].append(outcome)
-        # The rest waits for the next reading: only these change what is safe by themselves.
-        if outcome.kind in ("oom", "fault") or self.verdicts[index].trials is not None:
+        watched = self._watched[index]
+        watched.outcomes.append(outcome)
+        if outcome.kind in ("oom", "fault") or watched.verdict.trials is not None:
             self.review(index)
 
     def review(self, index: int) -> None:
         """Ask the guards of device ``index`` again, and put what they say into force."""
-        if not self._is_started:
-            return
-        with self._reviewing:
-            now = time.monotonic()
-            outcomes, self._outcomes[index] = self._outcomes[index], []
-            verdict = self._ask(index, outcomes, now)
-            changed, self.verdicts[index] = verdict != self.verdicts[index], verdict
-        if changed:
-            self._apply(index, verdict)
+        with self._lock:
+            watched, now = self._watched[index], _monotonic()
+            measured = None if watched.begun else self._begin(index, now)
+            verdict = self._verdict(index, now)
+            if verdict == watched.verdict and measured is None:
+                return
+            watched.verdict = verdict
+            self._apply(index, verdict, measured)
+            capacity, _ = self._held(index)
+            if is_news(verdict, watched.told, capacity or 0):
+                watched.told = verdict
+                _log(watched.device, verdict)
+
+    def _verdict(self, index: int, now: float) -> Verdict:
+        watched = self._watched[index]
+        if watched.failure:
+            return Verdict(0, "capacity", watched.failure, retry_at=now + _MEASURED_AGAIN_IN)
+        if not watched.begun:
+            return watched.verdict
+        capacity, held = self._held(index)
+        blank = DeviceReading(capacity=capacity, held=held, taken_at=now)
+        return watched.ask(self._latest(index) or (blank,), watched.take_outcomes(), now)
+
+    # what holds
+
+    @property
+    def clamp(self) -> float | None:
+        """The smallest factor on new tokens that a guard asks for now.
+
+        Where a request will run is not known before it is estimated: one hot device clamps all.
+        """
+        return min((w.verdict.clamp for w in self._watched if w.verdict.clamp is not None), default=None)
 
     def closed(self) -> Verdict | None:
-        """Why nothing starts on any device; ``None`` where something may."""
-        shut = [verdict for verdict in self.verdicts if verdict.ceiling == 0]
-        if not shut or len(shut) < len(self.verdicts):
+        """Why nothing starts on any device, by the first to open again; ``None`` where something may."""
+        verdicts = [watched.verdict for watched in self._watched]
+        if not verdicts or any(verdict.ceiling != 0 for verdict in verdicts):
             return None
-        return min(shut, key=lambda verdict: verdict.restart_only)
+        return min(verdicts, key=_opens_at)
 
     def trying(self) -> Verdict | None:
         """Why nobody may wait: every device is closed, or tried out by a few requests at a time."""
-        tried = [verdict for verdict in self.verdicts if verdict.trials is not None]
-        if not tried or not all(v.ceiling == 0 or v.trials is not None for v in self.verdicts):
+        verdicts = [watched.verdict for watched in self._watched]
+        tried = [verdict for verdict in verdicts if verdict.trials is not None]
+        if not tried or not all(v.ceiling == 0 or v.trials is not None for v in verdicts):
             return None
-        return tried[0]
+        return min(tried, key=_opens_at)
 
-    def _ask(self, index: int, outcomes: Sequence[Outcome], now: float) -> Verdict:
-        capacity, held = self._held(index)
-        blank = DeviceReading(capacity=capacity, held=held, taken_at=now)
-        readings = self._latest(index) or (blank,)
-        verdict = Verdict()
-        for guard in self.guards[index]:
-            verdict = _lower(verdict, _ask_one(guard, readings, outcomes, now))
-            self._act(guard)
-        return verdict
+    def verdict(self, index: int) -> Verdict:
+        """What holds on device ``index`` now."""
+        return self._watched[index].verdict if self._watched else Verdict()
 
-    def _act(self, guard: Guard) -> None:
-        """Call what a guard wants called once, in a thread of its own: it may be slow."""
-        action = getattr(guard, "action", None)
-        if action is None:
-            return
-        guard.action = None  # type: ignore[attr-defined]
-        threading.Thread(target=_logged, args=(action, guard.name), daemon=True).start()
+    def reading(self, index: int, now: float) -> tuple[DeviceReading | None, float | None]:
+        """The last reading of device ``index`` and its age in seconds."""
+        latest = self._latest(index)
+        return (latest[-1], now - latest[-1].taken_at) if latest else (None, None)
 
     def _latest(self, index: int) -> Sequence[DeviceReading]:
         return () if self.readings is None else self.readings.latest(index)
 
-    def _last(self, index: int) -> DeviceReading | None:
-        latest = self._latest(index)
-        return latest[-1] if latest else None
 
-    def verdict(self, index: int) -> Verdict:
-        """What holds on device ``index`` now."""
-        return self.verdicts[index] if self.verdicts else Verdict()
+def _given_devices(settings: Settings) -> tuple[Device, ...]:
+    """Those of the settings, or one to hang guards on that need no reading."""
+    keys = [device.key for device in settings.devices]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"devices: {twice} is there twice, and would be given out twice")
+    wanted = settings.guards or settings.on_fault != "close"
+    if keys or not wanted or not isinstance(settings.capacity, int):
+        return tuple(settings.devices)
+    reader = next((g.name for g in settings.guards or () if getattr(g, "needs_readings", False)), None)
+    if reader is not None:
+        raise ValueError(
+            f"guards: {reader!r} reads a device, and capacity in bytes says of which: give devices=[...] too"
+        )
+    from gpu_admission.devices import FixedDevice
 
-    def reading(self, index: int, now: float) -> tuple[DeviceReading | None, float | None]:
-        """The last reading of device ``index`` and its age in seconds."""
-        last = self._last(index)
-        return last, None if last is None else now - last.taken_at
+    return (FixedDevice(settings.capacity, name="device"),)
 
 
-def _default_guards(settings: Settings) -> tuple[Guard, ...]:
-    from gpu_admission.guards import FaultGuard, MemoryGuard, OutOfMemoryGuard
+def _guards(settings: Settings) -> Sequence[Guard]:
+    if settings.guards is None:
+        from gpu_admission.guards import FaultGuard, MemoryGuard, OutOfMemoryGuard
 
-    return MemoryGuard(), OutOfMemoryGuard(), FaultGuard(on_fault=settings.on_fault)
+        return MemoryGuard(), OutOfMemoryGuard(), FaultGuard(on_fault=settings.on_fault)
+    if settings.on_fault != "close":
+        raise ValueError("on_fault is for the guards that guards=None gives: use FaultGuard(on_fault=...)")
+    guards: Sequence[Guard] = settings.guards
+    return guards
 
 
-def _ask_one(
-    guard: Guard, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-) -> Verdict:
-    """What one guard says; one that fails has no say, and is logged."""
+def _copy(guard: Guard) -> Guard:
     try:
-        limit = guard.ceiling(readings, outcomes, now)
+        return copy.deepcopy(guard)
+    except Exception as error:
+        raise TypeError(
+            f"guards: {guard.name!r} can't be copied for each device ({error}): give it a __deepcopy__"
+        ) from error
+
+
+def _act(guard: Guard) -> None:
+    """Call what a guard wants called once, in a thread of its own: it may be slow."""
+    action = getattr(guard, "action", None)
+    if action is None:
+        return
+    guard.action = None  # type: ignore[attr-defined]
+    threading.Thread(
+        target=_call, args=(action, guard.name), name="gpu-admission-action", daemon=True
+    ).start()
+
+
+def _call(action: Callable[[], Any], name: str) -> None:
+    try:
+        action()
     except Exception:
-        logger.exception("guard %r failed", guard.name)
-        return Verdict()
-    return Verdict(
-        ceiling=limit,
-        guard=guard.name,
-        reason=guard.reason,
-        restart_only=bool(limit == 0 and getattr(guard, "restart_only", False)),
-        retry_at=getattr(guard, "retry_at", None),
-        trials=getattr(guard, "trials", None),
-        clamp=getattr(guard, "clamp", None),
-    )
+        logger.exception("the action of guard %r failed", name)
 
 
-def _lower(one: Verdict, other: Verdict) -> Verdict:
-    """Both together. A ceiling that only a restart lifts is named before any other."""
-    speaks = other if _rank(other) < _rank(one) else one
-    return Verdict(
-        ceiling=speaks.ceiling,
-        guard=speaks.guard if speaks.ceiling is not None or speaks.trials is not None else None,
-        reason=speaks.reason,
-        restart_only=speaks.restart_only,
-        retry_at=speaks.retry_at,
-        trials=_least(one.trials, other.trials),
-        clamp=_least(one.clamp, other.clamp),
-    )
-
-
-def _rank(verdict: Verdict) -> tuple[bool, float, float]:
-    ceiling = float("inf") if verdict.ceiling is None else verdict.ceiling
-    trials = float("inf") if verdict.trials is None else verdict.trials
-    return (not verdict.restart_only, ceiling, trials)
-
-
-def _least(one: Any, other: Any) -> Any:
-    return min((value for value in (one, other) if value is not None), default=None)
+def _opens_at(verdict: Verdict) -> tuple[bool, float]:
+    return verdict.restart_only, float("inf") if verdict.retry_at is None else verdict.retry_at
 
 
 def _share(capacity: int | str | None) -> float:
@@ -298,8 +360,9 @@ def _share(capacity: int | str | None) -> float:
     return float(capacity[:-1]) / 100 if isinstance(capacity, str) else 1.0
 
 
-def _logged(action: Callable[[], object], name: str) -> None:
-    try:
-        action()
-    except Exception:
-        logger.exception("the action of guard %r failed", name)
+def _log(device: Device, verdict: Verdict) -> None:
+    if not verdict.reason:
+        logger.info("%s: nothing limits it any more", device.name)
+        return
+    level = logging.WARNING if verdict.ceiling == 0 else logging.INFO
+    logger.log(level, "%s: guard %r: %s", device.name, verdict.guard, verdict.reason)

@@ -268,7 +268,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Guard(Protocol):
-    """Lowers the ceiling of one device's budget. Called after each reading and each outcome."""
+    """Lowers the ceiling of one device's budget. It must not block: see ``ceiling``.
+
+    Called after each reading; and at once after an outcome that ran out of memory or failed
+    the device, and after every one while it has ``trials``. Each device has a copy of its
+    own. What else it may have, such as ``restart_only``, is told in ``gpu_admission.guards``.
+    """
 
     name: str
     reason: str
@@ -280,7 +285,8 @@ class Guard(Protocol):
         """Bytes that may be held (0 closes), or ``None`` for no opinion.
 
         ``readings`` are this device's latest, oldest first; ``outcomes`` those since the
-        last call.
+        last call (of more than 1024 the last). It is called while nobody may start: what is
+        slow belongs in ``action``. One that raises has no say until it works again.
         """
         ...
 

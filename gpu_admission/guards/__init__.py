@@ -7,6 +7,7 @@ A guard is a small state machine without a clock: time is an argument. Beside ``
 - ``retry_at``: when the ceiling next changes by itself, on the clock of ``now``.
 - ``trials``: how many leases may run on the device at once (half-open); ``None`` = no limit.
 - ``clamp``: factor on new tokens, for those who opted in.
+- ``needs_readings``: says nothing without a device to read: such guards need ``devices=``.
 - ``action``: something slow to call once, off the event loop; whoever takes it sets ``None``.
 
 ``begin(measured, overcommit=...)`` is called once the capacity is known. Reading devices and

@@ -39,6 +39,7 @@ class MemoryGuard:
     """
 
     name = "memory"
+    needs_readings = True
     restart_only = False
     retry_at: float | None = None
     trials: int | None = None

@@ -36,6 +36,7 @@ class ThermalGuard:
     """
 
     name = "thermal"
+    needs_readings = True
     restart_only = False
     trials: int | None = None
     action = None

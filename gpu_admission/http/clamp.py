@@ -1,43 +1,66 @@
 """Fewer new tokens for a hot device: the body rewritten, for those who opted in.
 
 Owns what changes in the request: the token limit in the body, byte for byte the rest as it
-came, its ``Content-Length``, and the header that tells the client.
+came, its ``Content-Length``, and the header that tells the client. A compressed body is not
+clamped, nor one that its dialect can't read.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Awaitable
+
+import anyio.to_thread
+
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.http.body import Body
+from gpu_admission.metering import OFFLOAD_BYTES
 from gpu_admission.types import Message, RequestInfo, Scope, Send
 
+logger = logging.getLogger("gpu_admission")
 HEADER = b"x-gpu-admission-max-tokens"
 
 
-def clamped(scope: Scope, body: Body, info: RequestInfo, factor: float) -> int | None:
+async def clamped(scope: Scope, body: Body, info: RequestInfo, factor: float) -> int | None:
     """Lower the request's limit by ``factor``; the new one, or ``None`` where there is none to lower."""
-    try:
-        clamp = getattr(info.dialect, "clamp", None)
-        asked = info.workload.new_tokens
-        limit = max(1, int(asked * factor))
-        if clamp is None or limit >= asked:
-            return None
-        shorter = clamp(info.body, limit)
-    except UnreadableBody:
+    large = len(info.body) > OFFLOAD_BYTES
+    found = await anyio.to_thread.run_sync(_shorter, info, factor) if large else _shorter(info, factor)
+    if found is None:
         return None
+    limit, shorter = found
     body.replace(shorter)
-    headers = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
-    scope["headers"] = [*headers, (b"content-length", b"%d" % len(shorter))]
+    length = b"%d" % len(shorter)
+    scope["headers"] = [
+        (name, length if name == b"content-length" else value) for name, value in scope["headers"]
+    ]
     info.read_from(body.content)
     return limit
+
+
+def _shorter(info: RequestInfo, factor: float) -> tuple[int, bytes] | None:
+    """The limit that ``factor`` leaves of what is asked, and the body with it."""
+    clamp = getattr(info.dialect, "clamp", None)
+    if clamp is None:
+        return None
+    try:
+        asked = info.workload.new_tokens
+        limit = max(1, int(asked * factor))
+        shorter = clamp(info.body, limit) if limit < asked else info.body
+    except UnreadableBody:
+        return None
+    except Exception:  # a dialect of the user's: as with an estimator, no request is lost by it
+        logger.exception("clamping failed on %s: the request stays as it is", type(info.dialect).__name__)
+        return None
+    return None if shorter == info.body else (limit, shorter)
 
 
 def told_of(limit: int, send: Send) -> Send:
     """``send``, with the limit that was set told in a header of the answer."""
 
-    async def send_message(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = [*message.get("headers", ()), (HEADER, b"%d" % limit)]
-            message = {**message, "headers": headers}
-        await send(message)
+    def send_message(message: Message) -> Awaitable[None]:
+        if message["type"] != "http.response.start":
+            return send(message)
+        headers = [*message.get("headers", ()), (HEADER, b"%d" % limit)]
+        return send({**message, "headers": headers})
 
     return send_message

@@ -34,6 +34,8 @@ class Intake:
 
     lane = 0
     flow: Any = None
+    may_clamp = False
+    """Whether the app will read the body from us, so that it may be rewritten."""
     clamped_to: int | None = None
     """The token limit that was set in the body for a hot device."""
 
@@ -82,7 +84,7 @@ class Intake:
         try:
             if self.rule.needs_body:
                 await self._read()
-                self._clamp()
+                await self._clamp()
             return await estimate(self.rule, self.info, fallback or self.admission.largest)
         except UnreadableBody as error:
             if fallback is None:
@@ -108,10 +110,10 @@ class Intake:
             # However short it is: a few bytes may unpack to all that is allowed.
             await anyio.to_thread.run_sync(_read_ahead, self.info)
 
-    def _clamp(self) -> None:
-        factor = self.admission.supervisor.clamp if self.admission.settings.clamp_new_tokens else None
+    async def _clamp(self) -> None:
+        factor = self.admission.supervisor.clamp if self.may_clamp else None
         if factor is not None and not encodings(self.scope):
-            self.clamped_to = clamped(self.scope, self.body, self.info, factor)
+            self.clamped_to = await clamped(self.scope, self.body, self.info, factor)
 
     def _unpacking(self, packed: list[str]) -> Callable[[], bytes]:
         """What unpacks the body. It does not hold this object: that would be a cycle."""

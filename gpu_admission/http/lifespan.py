@@ -1,6 +1,8 @@
 """The server's startup and shutdown as they pass through: the capacity is measured in between.
 
-The app's own startup runs first, so that its weights are loaded when the device is read.
+The app's own startup runs first, so that its weights are loaded when the device is read. A
+shutdown stops what runs in the background, and drains nothing: by then no request is left,
+and the same app may be started again.
 """
 
 from __future__ import annotations
@@ -8,7 +10,6 @@ from __future__ import annotations
 import logging
 
 from gpu_admission.admission import Admission
-from gpu_admission.errors import Unavailable
 from gpu_admission.types import Message, Send
 
 logger = logging.getLogger("gpu_admission")
@@ -17,10 +18,9 @@ logger = logging.getLogger("gpu_admission")
 def started_with(admission: Admission, send: Send) -> Send:
     """``send``, and before the app's ``startup.complete`` goes out, the start of ``admission``.
 
-    What can't be measured stops the startup under ``strict=True``; else it is logged, and
+    What can't be served stops the startup under ``strict=True``; else it is logged, and
     requests are refused until it can be.
     """
-
     if not admission.supervisor.is_needed:
         admission.start()
         return send
@@ -29,12 +29,12 @@ def started_with(admission: Admission, send: Send) -> Send:
         if message["type"] == "lifespan.startup.complete":
             try:
                 await admission.begin()
-            except (Unavailable, ValueError) as error:
-                logger.error("gpu_admission %r: %s", admission.settings.name, error)
-                if admission.settings.strict:
-                    message = {"type": "lifespan.startup.failed", "message": f"gpu_admission: {error}"}
+            except ValueError as error:
+                logger.error("gpu_admission %r does not start: %s", admission.settings.name, error)
+                admission.stop()
+                message = {"type": "lifespan.startup.failed", "message": f"gpu_admission: {error}"}
         elif message["type"].startswith("lifespan.shutdown"):
-            await admission.aclose()
+            admission.stop()
         await send(message)
 
     return send_message
