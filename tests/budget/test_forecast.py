@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gpu_admission.budget.forecast import DrainRate
@@ -85,3 +87,71 @@ def test_bytes_that_are_free_are_no_promise_while_no_more_may_run() -> None:
     ledger = Ledger([100], max_running=1)
     ledger.request(Ticket(10), 0.0)
     assert ledger.forecast(10, 0.0) is None
+
+
+def drained_ledger(**options: Any) -> Ledger:
+    """100 bytes, all held; 10 bytes a second have come back."""
+    ledger = Ledger([100], **options)
+    ledger.request(Ticket(100), 0.0)
+    ledger.drain._bytes, ledger.drain._busy = 100.0, 10.0
+    return ledger
+
+
+def test_a_newcomer_waits_for_those_ahead_and_for_its_own_bytes() -> None:
+    ledger = drained_ledger()
+    assert ledger.forecast(40, 0.0) == pytest.approx(4.0)
+    ledger.request(Ticket(60), 0.0)
+    assert ledger.forecast(40, 0.0) == pytest.approx((60 + 40) / 10)
+
+
+def test_the_line_is_as_fast_as_it_has_got_shorter_lately() -> None:
+    ledger = drained_ledger()
+    ledger.request(Ticket(60), 0.0)
+    outflow = ledger.lanes[0].outflow
+    outflow._bytes, outflow._busy = 40.0, 2.0
+    assert ledger.forecast(40, 0.0) == pytest.approx(60 / 20 + 40 / 10)
+
+
+def test_one_that_waits_already_is_not_behind_itself() -> None:
+    ledger = drained_ledger()
+    ledger.request(Ticket(60), 0.0)
+    last = Ticket(40)
+    ledger.request(last, 0.0)
+    assert ledger.forecast_of(last, 0.0) == pytest.approx((60 + 40) / 10)
+    (alone,) = [Ticket(50)]
+    empty = drained_ledger()
+    empty.request(alone, 0.0)
+    assert empty.forecast_of(alone, 0.0) == pytest.approx(5.0)
+
+
+def test_a_small_one_passes_those_ahead_while_the_head_may_be_passed() -> None:
+    ledger = drained_ledger(max_bypass_wait=30.0)
+    ledger.request(Ticket(80), 0.0)
+    assert ledger.forecast(20, 0.0) == pytest.approx(2.0)
+    assert ledger.forecast(20, 31.0) == pytest.approx((80 + 20) / 10)
+
+
+def test_where_nobody_passes_a_small_one_waits_like_any_other() -> None:
+    ledger = drained_ledger(max_bypass=0)
+    ledger.request(Ticket(80), 0.0)
+    assert ledger.forecast(20, 0.0) == pytest.approx((80 + 20) / 10)
+
+
+def test_of_several_flows_a_newcomer_waits_for_its_turn_only() -> None:
+    ledger = drained_ledger(max_waiting=200)
+    for _ in range(18):
+        ledger.request(Ticket(50, 0, "busy"), 0.0)
+    ledger.request(Ticket(50, 0, "calm"), 0.0)
+    state = ledger.lanes[0]
+    assert state.ahead_of("new") == 50 * 2
+    assert state.ahead_of("calm") == 50 * 4
+    assert state.ahead_of("busy") == 50 * 19
+    assert ledger.forecast(50, 0.0, flow="new") == pytest.approx((2 * 50 + 50) / 10)
+
+
+def test_running_flows_are_not_ahead_of_anybody() -> None:
+    ledger = Ledger([100])
+    ledger.request(Ticket(10, 0, "a"), 0.0)
+    ledger.request(Ticket(10, 0, "b"), 0.0)
+    assert ledger.lanes[0].ahead_of("c") == 0
+    assert ledger.asked == (10, 10)
