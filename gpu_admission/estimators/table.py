@@ -24,11 +24,11 @@ class Table:
     """Bytes of the next measured point at or above a request, in every feature.
 
     ``rows`` are ``({feature: value}, bytes)``, all with the same features or products of
-    features, such as ``"width*height"``; they need not fill the grid. A point that measured less than a smaller one is
-    raised to it, so that more never costs less. ``beyond`` says what a request above the grid
-    takes: ``"refuse"`` (2**62 bytes: it fits nowhere) or ``"scale"`` (the edge of the grid times
-    how many times it is exceeded, in each feature: enough while growth is at most
-    proportional). A corner that nothing measured covers is always refused.
+    features, such as ``"width*height"``; they need not fill the grid. A point that measured less
+    than a smaller one is raised to it, so that more never costs less. ``beyond`` says what a
+    request above the grid takes: ``"refuse"`` (2**62 bytes: it fits nowhere) or ``"scale"`` (the
+    edge of the grid times how many times it is exceeded, in each feature: enough while growth is
+    at most proportional). A corner that nothing measured covers is always refused.
     """
 
     def __init__(
