@@ -197,7 +197,7 @@ class Admission:
         if granted and granted != (ticket,):
             self._wake(granted)  # who came may have let an earlier one start: it must hear of it
         if ticket.state is State.WAITING:
-            await self._wait(ticket, *self._patience(lane, timeout, deadline), gone)
+            await self._wait(ticket, timeout, deadline, gone)
         elif ticket.state is State.REFUSED:
             raise self._why_not(ticket)
         self.counts["admitted"] += 1
@@ -245,11 +245,16 @@ class Admission:
         return longest, setting
 
     async def _wait(
-        self, ticket: Ticket, longest: float, setting: str, gone: Callable[[], Awaitable[None]] | None
+        self,
+        ticket: Ticket,
+        timeout: float | None,
+        deadline: Callable[[], float | None] | None,
+        gone: Callable[[], Awaitable[None]] | None,
     ) -> None:
         """Return when ``ticket`` is granted; however else this ends, it has left the queue."""
         waiter: Waiter = ticket.waiter
         try:
+            longest, setting = self._patience(ticket.lane, timeout, deadline)
             closed = self._closed or self._trying
             if closed is not None:
                 raise self._refusals.closed(closed, _monotonic())
@@ -283,18 +288,19 @@ class Admission:
 
     def _watch(self, estimate: Estimate, lane: int, flow: Any, route: str) -> Lease:
         """A lease that is always given: recorded in ``shadow`` mode, not even counted in ``off``."""
+        if self._pid != os.getpid():
+            self._live()
         ticket = Ticket(estimate.bytes, lane, flow)
         lease = Lease(self, ticket, estimate, route, 0.0)
         if self.mode == "off":
             return lease
-        if self._pid != os.getpid():
-            self._live()
         if not self.supervisor.is_measured:
             self.supervisor.measure_aside()
         self.start()
         with self._lock:
             self._ledger.request(ticket, _monotonic())
-            would = "" if ticket.state is State.GRANTED else self._would_refuse(ticket)
+            known = self.supervisor.is_measured
+            would = self._would_refuse(ticket) if known and ticket.state is not State.GRANTED else ""
             if ticket.state is not State.GRANTED:
                 now = _monotonic()
                 self._ledger.release(ticket, now)
@@ -308,7 +314,7 @@ class Admission:
 
     def _would_refuse(self, ticket: Ticket) -> str:
         """What a request that did not start at once would have come to: ``waited``, or a reason."""
-        if ticket.state is not State.WAITING:
+        if ticket.state is not State.WAITING or self._closed is not None:
             return self._why_not(ticket).reason
         forecast = self._ledger.forecast_of(ticket, _monotonic())
         longest, _ = self._patience(ticket.lane, None, None)
@@ -385,7 +391,7 @@ class Admission:
                 raise rejected
             granted: Sequence[Ticket] = ()
             if ticket.state is State.GRANTED:
-                granted = self._ledger.change(ticket, size, _monotonic())
+                granted = lease.ledger.change(ticket, size, _monotonic())
             ticket.bytes = size
         self._wake(granted)
         if self.observers and ticket.state is State.GRANTED:

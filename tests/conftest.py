@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_admission.devices import Readings
+from tests.cards import HandClock
+
 
 @pytest.fixture(
     params=[
@@ -14,3 +17,13 @@ import pytest
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
     backend: tuple[str, dict[str, object]] = request.param
     return backend
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+    """Devices are looked at when the test says so, and time stands still in between."""
+    clock = HandClock()
+    monkeypatch.setattr("gpu_admission.admission._monotonic", clock)
+    monkeypatch.setattr("gpu_admission.supervisor._monotonic", clock)
+    monkeypatch.setattr(Readings, "start", lambda self: None)
+    return clock

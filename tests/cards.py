@@ -1,0 +1,102 @@
+"""Devices whose facts a test sets, looked at when it says so, at a time that it moves.
+
+Nothing here waits. The fixture ``by_hand`` in ``conftest`` puts the clock in place.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_admission import Admission
+from gpu_admission.types import DeviceReading, Outcome
+
+
+class HandClock:
+    """``time.monotonic`` for admissions and cards; moves when told."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pass_(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Card:
+    """A device with others on it, our weights, and what our leases have filled. Bytes."""
+
+    def __init__(
+        self, clock: HandClock, total: int | None = 100, *, name: str = "card", **facts: Any
+    ) -> None:
+        self.clock = clock
+        self.total = total
+        self.name = name
+        self.key = name
+        self.foreign = self.resident = self.filled = 0
+        self.cache: int | None = None
+        """What our allocator keeps for later; ``None``: it does not tell."""
+        self.facts: dict[str, Any] = {}
+        """Further fields of a reading."""
+        self.reads: list[str] = []
+        """The thread of each look."""
+        for fact, value in facts.items():
+            setattr(self, fact, value)
+
+    def read(self) -> DeviceReading:
+        self.reads.append(threading.current_thread().name)
+        if self.total is None:
+            return DeviceReading(taken_at=self.clock(), **{"error": "the driver is gone", **self.facts})
+        used = self.foreign + self.ours
+        told: dict[str, Any] = {
+            "total": self.total,
+            "used": used,
+            "free": self.total - used,
+            "ours": self.ours,
+        }
+        if self.cache is not None:
+            told |= {"reserved": self.ours, "allocated": self.ours - self.cache}
+        return DeviceReading(taken_at=self.clock(), **{**told, **self.facts})
+
+    @property
+    def ours(self) -> int:
+        return self.resident + self.filled + (self.cache or 0)
+
+
+class Opinion:
+    """A guard that says what it is told to, and remembers what it was shown."""
+
+    name = "opinion"
+
+    def __init__(self, limit: Any = None, **attributes: Any) -> None:
+        self.limit = limit
+        self.reason = "because"
+        self.shown: list[Outcome] = []
+        self.error: Exception | None = None
+        self.asked = 0
+        for attribute, value in attributes.items():
+            setattr(self, attribute, value)
+
+    def ceiling(
+        self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
+    ) -> int | None:
+        self.asked += 1
+        self.shown += outcomes
+        if self.error is not None:
+            raise self.error
+        limit: int | None = self.limit
+        return limit
+
+    def __deepcopy__(self, memo: object) -> Opinion:
+        """The test keeps its hold on it."""
+        return self
+
+
+def look(admission: Admission, times: int = 1) -> None:
+    """Let ``admission`` look at its devices."""
+    readings = admission.supervisor.readings
+    assert readings is not None
+    for _ in range(times):
+        readings.step()
