@@ -332,7 +332,8 @@ class Ledger:
         if len(self.accounts) == 1:
             return 0 if size <= self.accounts[0].free else None
         free = [account.free for account in self.accounts]
-        return self.placement(size, free, self.grants)
+        index = self.placement(size, free, self.grants)
+        return index if index is not None and free[index] >= size else None
 
     def _next(self, now: float) -> Ticket | None:
         accounts = self.accounts
@@ -378,6 +379,7 @@ class Ledger:
     def _small_one(
         self, order: Sequence[LaneState], room: int, first: Ticket | None, claimed: bool, now: float
     ) -> Ticket | None:
+        self._sizes.look()
         for lane in order:
             head = lane.head
             assert head is not None

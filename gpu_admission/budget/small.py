@@ -32,12 +32,15 @@ class SmallSizes:
         self.note: Callable[[int], None] = self._asked.append
         """Take in that so many bytes were asked."""
 
-    def beside(self, head: int) -> int:
-        """Bytes of the largest request that may pass a head of ``head`` bytes."""
+    def look(self) -> None:
+        """A gap is about to be used: look ``common`` up again, if that was some time ago."""
         if not self._looks:
             self._looks = _LOOKS
             self.common = smallest(self._asked, self._share)
         self._looks -= 1
+
+    def beside(self, head: int) -> int:
+        """Bytes of the largest request that may pass a head of ``head`` bytes."""
         return max(self.common, int(head * self._part))
 
     @property

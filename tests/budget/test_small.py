@@ -18,25 +18,42 @@ def test_the_smallest_that_ask_a_share_of_all_bytes_are_small_beside_any_head() 
     sizes = SmallSizes()
     for size in (5, 5, 100, 1, 2):
         sizes.note(size)
+    sizes.look()
     assert sizes.beside(4) == 5
     assert sizes.common == 5
     assert sizes.asked == (5, 5, 100, 1, 2)
     assert sizes.median == 5
 
 
+def looked(sizes: SmallSizes) -> set[int]:
+    """What is small after each of many gaps."""
+    seen = set()
+    for _ in range(40):
+        sizes.look()
+        seen.add(sizes.beside(100))
+    return seen
+
+
+def test_asking_what_is_small_changes_nothing() -> None:
+    sizes = SmallSizes()
+    sizes.note(1)
+    assert {sizes.beside(100) for _ in range(40)} == {25}
+    assert sizes.common == 0
+
+
 def test_it_looks_again_after_some_questions_and_remembers_the_latest_sizes_only() -> None:
     sizes = SmallSizes(part=0.0)
     for _ in range(200):
         sizes.note(1)
+    sizes.look()
     assert sizes.beside(100) == 0
     for _ in range(20):
         sizes.note(1000)
-    answers = {sizes.beside(100) for _ in range(40)}
-    assert answers == {0, 1}
+    assert looked(sizes) == {0, 1}
     for _ in range(127):
         sizes.note(1000)
     assert len(sizes.asked) == 127
-    assert {sizes.beside(100) for _ in range(40)} == {0, 1}
+    assert looked(sizes) == {0, 1}
 
 
 def test_while_nothing_was_asked_nothing_is_common() -> None:
