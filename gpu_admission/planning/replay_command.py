@@ -6,9 +6,13 @@ What is played is in ``cases``, how in ``replay``, what is said of it in ``table
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
+import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -30,6 +34,8 @@ _WHAT_IF = (
     "one more row: the default with another capacity, timeout, max_waiting, max_running, max_bypass, "
     "max_bypass_wait or margin, or with traffic=X times the arrivals"
 )
+_WORTH_PROCESSES = 500_000
+"""Requests to play: some ten seconds."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -113,7 +119,7 @@ def _report(options: argparse.Namespace) -> Iterator[str]:
         raise ValueError(f"no request of {options.trace} fits {format_bytes(card.capacity)}")
     cases = list(_cases(options, card, fitting.load(card)))
     yield from _heading(options, trace, card, cases[0].pace)
-    rows: list[Row] = [case.play(trace) for case in cases]
+    rows = _play(cases, trace)
     yield from table(rows)
     yield ""
     longest = max(case.setup.timeout for case in cases)
@@ -165,6 +171,14 @@ def _cases(options: argparse.Namespace, card: Card, load: float) -> Iterator[Cas
     )
     yield from (msgspec.structs.replace(default, name=name, discipline=known[name]) for name in names)
     yield from map(default.what_if, options.what_if)
+
+
+def _play(cases: Sequence[Case], trace: Trace) -> Sequence[Row]:
+    """The rows, on all cores where it is worth starting processes."""
+    if len(trace) * len(cases) < _WORTH_PROCESSES:
+        return [case.play(trace) for case in cases]
+    with ProcessPoolExecutor(min(len(cases), os.cpu_count() or 1), get_context("spawn")) as pool:
+        return list(pool.map(Case.play, cases, itertools.repeat(trace)))
 
 
 def _heading(options: argparse.Namespace, trace: Trace, card: Card, pace: float) -> Iterator[str]:

@@ -54,8 +54,8 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, arrivals=[arrival * factor for arrival in self.arrivals])
 
     def repeated(self, count: int) -> Trace:
-        """Itself, so many times over, one after the other."""
-        step = self.arrivals[-1] * (1 + 1 / len(self))
+        """Itself, so many times over, at the same rate."""
+        step = self.arrivals[-1] * len(self) / max(1, len(self) - 1)
         return Trace(
             arrivals=[turn * step + arrival for turn in range(count) for arrival in self.arrivals],
             sizes=self.sizes * count,
