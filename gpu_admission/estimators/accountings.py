@@ -105,7 +105,7 @@ def llamacpp_iswa(layers: Sequence[Layer], options: CacheOptions) -> list[Term]:
 
 
 def latent(layers: Sequence[Layer], options: CacheOptions) -> list[Term]:
-    """One latent vector a layer and token, on every rank; layers without one are as in ``full``."""
+    """One latent vector a layer and token, on every rank."""
     return _terms(layers, options, lambda name, unit, window: Term(name, unit, grain=options.block), _latent)
 
 
@@ -142,8 +142,6 @@ def _expanded(attention: Attention, options: CacheOptions) -> int:
 
 
 def _latent(attention: Attention, options: CacheOptions) -> int:
-    if not attention.latent:
-        return _expanded(attention, options)
     if options.packed_latent:
         rank = attention.latent - attention.rope
         return UNIT * (rank + 4 * -(-rank // 128) + 2 * attention.rope)

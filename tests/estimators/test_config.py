@@ -147,6 +147,8 @@ def test_pruned_blocks_store_nothing() -> None:
     )
     assert [layer.attention.heads if layer.attention else 0 for layer in model.layers] == [4, 0, 8, 4]
     assert model.mlp == 3 * 14336
+    narrow = {**pruned, "intermediate_size": 1, "block_configs": [{"ffn": {"intermediate_size": 7168}}] * 4}
+    assert ModelConfig.read(narrow).mlp == 3 * 7168
 
 
 def of(model_type: str, depth: int, **keys: Any) -> dict[str, Any]:

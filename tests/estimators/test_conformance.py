@@ -96,6 +96,7 @@ ESTIMATORS: dict[str, Callable[[], Formula]] = {
     "learned": learned,
 }
 SIZES = st.one_of(st.integers(1, 5000), st.integers(1, 2**40))
+FEWER = settings(max_examples=50)
 GROWING = ("prompt_tokens", "total_prompt_tokens", "new_tokens", "sequences", "beams", "width", "height")
 
 workloads = st.builds(
@@ -121,6 +122,7 @@ def estimator(request: pytest.FixtureRequest) -> Formula:
     return make()
 
 
+@FEWER
 @given(workload=workloads)
 def test_every_estimate_is_a_whole_number_of_bytes_that_can_exist(
     estimator: Formula, workload: Workload
@@ -133,6 +135,7 @@ def test_every_estimate_is_a_whole_number_of_bytes_that_can_exist(
     assert all(type(size) is int for size in estimate.parts.values())
 
 
+@FEWER
 @given(
     workload=workloads, grown=st.dictionaries(st.sampled_from((*GROWING, "tensor_bytes", "context")), SIZES)
 )
