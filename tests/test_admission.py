@@ -226,6 +226,18 @@ async def test_a_deadline_shortens_the_wait_and_never_lengthens_it() -> None:
         await room.close()
 
 
+async def test_a_deadline_that_fails_leaves_nobody_in_line() -> None:
+    def deadline() -> float:
+        raise ZeroDivisionError
+
+    admission = Admission(capacity=100, estimator=1)
+    lease = await admission.acquire(Estimate(100))
+    with pytest.raises(ZeroDivisionError):
+        await admission.acquire(Estimate(100), deadline=deadline)
+    assert admission.waiting == 0
+    lease.release()
+
+
 async def test_a_client_that_leaves_is_taken_out_of_the_line() -> None:
     async with anyio.create_task_group() as group:
         room = Room(group)

@@ -48,6 +48,15 @@ def test_sizes_of_devices_are_never_summed() -> None:
     assert ledger.available == 4
 
 
+def test_a_policy_that_names_a_full_device_does_not_exceed_it() -> None:
+    ledger = Ledger([50, 50], placement=lambda size, free, turn: 0)
+    first, second = Ticket(40), Ticket(40)
+    ledger.request(first, 0.0)
+    ledger.request(second, 0.0)
+    assert (ledger.accounts[0].in_use, second.state) == (40, State.WAITING)
+    assert ledger.release(first, 1.0) == [second]
+
+
 def test_a_policy_of_ones_own_that_finds_no_place_makes_the_head_wait() -> None:
     def only_the_second(size: int, free: object, turn: int) -> int | None:
         return 1 if size <= free[1] else None  # type: ignore[index]
