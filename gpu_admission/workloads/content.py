@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
+from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Part
 from gpu_admission.workloads.audio import AUDIO_HEAD, seconds_of_text
 from gpu_admission.workloads.images import UNKNOWN, Size, size_of_bytes, size_of_text
@@ -20,6 +21,8 @@ MESSAGE_TOKENS: Final = 8
 """What a chat template adds to each message."""
 TEMPLATE_TOKENS: Final = 40
 """What it adds once: begin mark, generation prompt, and a system prompt of its own."""
+MOST_IMAGES: Final = 10_000
+"""A body with more images is refused."""
 _IMAGE_MARKS = 2
 _AUDIO_TOKENS_PER_SECOND = 25
 """Of Qwen2-Audio, the most of the published audio models."""
@@ -94,6 +97,8 @@ class Tally:
                 self._sized(size_of_text(partial(self._body.head, text)))
 
     def _sized(self, size: Size) -> None:
+        if len(self.images) >= MOST_IMAGES:
+            raise UnreadableBody(f"there are more than {MOST_IMAGES} images")
         self.images.append(size)
         self.tokens += self._image_tokens(*size) + _IMAGE_MARKS
 

@@ -47,7 +47,7 @@ def lower_limit(
     try:
         encoding = json.detect_encoding(short)
         errors = "surrogateescape" if encoding == "utf-8" else "strict"
-        lowered = _lowered_all(short.decode(encoding, errors), names, most, places).encode(encoding, errors)
+        lowered = _lowered(short.decode(encoding, errors), names, most, places).encode(encoding, errors)
     except (ValueError, IndexError, RecursionError) as error:
         raise UnreadableBody(f"the body is not a JSON object: {type(error).__name__}") from None
     return restore(lowered, strings)
@@ -60,12 +60,23 @@ class _Member(NamedTuple):
     end: int
 
 
-def _lowered_all(text: str, names: Sequence[str], most: int, places: Sequence[Sequence[str]]) -> str:
+class _Edit(NamedTuple):
+    start: int
+    end: int
+    text: str
+
+
+def _lowered(text: str, names: Sequence[str], most: int, places: Sequence[Sequence[str]]) -> str:
     start = _skip(text, 0)
     fields, _ = _raw_decode(text, start)
-    for place in [place for place in places if _has_limit(fields, names, place)] or places[:1]:
-        text = _lowered(text, start, names, most, place)
-    return text
+    chosen = [place for place in places if _has_limit(fields, names, place)] or places[:1]
+    edits = sorted(edit for place in chosen for edit in _edits(text, start, names, most, place))
+    pieces: list[str] = []
+    done = 0
+    for edit in edits:
+        pieces += (text[done : edit.start], edit.text)
+        done = edit.end
+    return "".join([*pieces, text[done:]])
 
 
 def _has_limit(fields: Any, names: Sequence[str], place: Sequence[str]) -> bool:
@@ -74,36 +85,25 @@ def _has_limit(fields: Any, names: Sequence[str], place: Sequence[str]) -> bool:
     return type(fields) is dict and not fields.keys().isdisjoint(names)
 
 
-def _lowered(text: str, start: int, names: Sequence[str], most: int, inside: Sequence[str]) -> str:
-    """``text`` with the limits lowered in the object at ``start``, or in its member ``inside``."""
-    if not inside:
-        return _with_limit(text, start, names, most)
-    parents = [member for member in _members(text, start) if member.name == inside[0]]
-    if not parents:
-        return _inserted(text, start, f"{json.dumps(inside[0])}: {_object(names, most, inside[1:])}")
-    for parent in reversed(parents):
-        if type(parent.value) is dict:
-            text = _lowered(text, parent.start, names, most, inside[1:])
-        else:
-            text = text[: parent.start] + _object(names, most, inside[1:]) + text[parent.end :]
-    return text
+def _edits(text: str, start: int, names: Sequence[str], most: int, place: Sequence[str]) -> Iterator[_Edit]:
+    """What lowers the limits in the object at ``start``, or where ``place`` leads from there."""
+    wanted = place[:1] or names
+    found = [member for member in _members(text, start) if member.name in wanted]
+    if not found:
+        yield _insertion(text, start, _object(names, most, place)[1:-1])
+    for member in found:
+        if place and type(member.value) is dict:
+            yield from _edits(text, member.start, names, most, place[1:])
+        elif place or not _is_at_most(member.value, most):
+            lowered = _object(names, most, place[1:]) if place else str(most)
+            yield _Edit(member.start, member.end, lowered)
 
 
-def _object(names: Sequence[str], most: int, inside: Sequence[str]) -> str:
+def _object(names: Sequence[str], most: int, place: Sequence[str]) -> str:
     limit: Any = {names[0]: most}
-    for name in reversed(inside):
+    for name in reversed(place):
         limit = {name: limit}
     return json.dumps(limit)
-
-
-def _with_limit(text: str, start: int, names: Sequence[str], most: int) -> str:
-    limits = [member for member in _members(text, start) if member.name in names]
-    if not limits:
-        return _inserted(text, start, f"{json.dumps(names[0])}: {most}")
-    for limit in reversed(limits):
-        if not _is_at_most(limit.value, most):
-            text = f"{text[: limit.start]}{most}{text[limit.end :]}"
-    return text
 
 
 def _is_at_most(value: Any, most: int) -> bool:
@@ -113,10 +113,10 @@ def _is_at_most(value: Any, most: int) -> bool:
         return False
 
 
-def _inserted(text: str, start: int, member: str) -> str:
-    """``text`` with a first member in the object at ``start``."""
+def _insertion(text: str, start: int, member: str) -> _Edit:
+    """A first member in the object at ``start``."""
     comma = "" if text[_skip(text, start + 1)] == "}" else ", "
-    return f"{text[: start + 1]}{member}{comma}{text[start + 1 :]}"
+    return _Edit(start + 1, start + 1, member + comma)
 
 
 def _members(text: str, start: int) -> Iterator[_Member]:

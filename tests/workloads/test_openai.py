@@ -219,6 +219,12 @@ def test_a_remote_image_costs_the_most() -> None:
         assert image_tokens(url, image_tokens="qwen2-vl") == expected
 
 
+def test_more_images_than_anyone_sends_are_refused() -> None:
+    assert len(image_tokens(["x"] * 10_000)[1]) == 10_000
+    with pytest.raises(UnreadableBody, match="images"):
+        image_tokens(["x"] * 10_001)
+
+
 def test_a_long_inline_image_is_not_text() -> None:
     url = {"url": pictures.data_url(pictures.png(640, 480) + bytes(3_000_000))}
     assert image_tokens(url, image_tokens="gemma-3") == (256 + 2, ((640, 480),))
