@@ -7,6 +7,7 @@ Owns what a ``--what-if`` may change and how it changes a case. Figures are defi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -27,7 +28,8 @@ class Row(msgspec.Struct, frozen=True):
     tenants: tuple[float, float]
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
     """What is played. ``drag`` is the card's; ``pace`` stretches the time between arrivals."""
 
     name: str
@@ -41,9 +43,9 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def play(self, trace: Trace) -> Row:
-        """Replay those requests of ``trace`` that the card can hold at all. Raises ``ValueError`` if none."""
+        """Replay ``trace``; a request that is larger than the card counts as one that did not complete."""
         card = Card(self.setup.capacity, self.drag)
-        trace = trace.at_most(card.capacity).stretched(self.pace)
+        trace = trace.stretched(self.pace)
         flows = flows_of(trace, self.tenants, self.seed)
         replayed = Replay(
             trace,
@@ -63,9 +65,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
         """
         settings: dict[str, Any] = dict(_setting(part) for part in text.split(","))
         pace = self.pace / settings.pop("traffic", 1.0)
-        return msgspec.structs.replace(
-            self, name=text, setup=msgspec.structs.replace(self.setup, **settings), pace=pace
-        )
+        return replace(self, name=text, setup=replace(self.setup, **settings), pace=pace)
 
 
 def _setting(text: str) -> tuple[str, Any]:

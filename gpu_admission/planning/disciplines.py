@@ -10,6 +10,7 @@ import math
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -21,7 +22,8 @@ from gpu_admission.planning.trace import Trace
 _ENDLESS = 2**62
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
     """The settings of an ``Admission`` that a replay knows, in bytes and seconds."""
 
     capacity: int
@@ -73,11 +75,11 @@ def _default(setup: Setup, trace: Trace) -> Ledger:
 
 
 def _fifo(setup: Setup, trace: Trace) -> Ledger:
-    return msgspec.structs.replace(setup, max_bypass=0).ledger()
+    return replace(setup, max_bypass=0).ledger()
 
 
 def _free(setup: Setup, trace: Trace) -> Ledger:
-    free = msgspec.structs.replace(setup, max_bypass=_ENDLESS, max_bypass_wait=math.inf)
+    free = replace(setup, max_bypass=_ENDLESS, max_bypass_wait=math.inf)
     return free.ledger(small=SmallSizes(part=1.0, share=1.0))
 
 
@@ -95,7 +97,7 @@ def _mean(setup: Setup, trace: Trace) -> Ledger:
 
 def _semaphore(setup: Setup, size: float) -> Ledger:
     permits = max(1, int(setup.capacity * (1 - setup.margin) // size))
-    return msgspec.structs.replace(setup, capacity=_ENDLESS, max_bypass=0, max_running=permits).ledger()
+    return replace(setup, capacity=_ENDLESS, max_bypass=0, max_running=permits).ledger()
 
 
 def lanes_of(trace: Trace) -> Sequence[int]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-
-import msgspec
+from dataclasses import dataclass
 
 from gpu_admission.planning.replay import Replayed
 from gpu_admission.planning.trace import Trace
@@ -16,7 +15,8 @@ from gpu_admission.planning.trace import Trace
 SOON = 10.0
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
     """Shares are percentages of the requests they speak of; waits are in seconds."""
 
     requests: int

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -118,8 +119,8 @@ def _report(options: argparse.Namespace) -> Iterator[str]:
     if not fitting:
         raise ValueError(f"no request of {options.trace} fits {format_bytes(card.capacity)}")
     cases = list(_cases(options, card, fitting.load(card)))
-    yield from _heading(options, trace, card, cases[0].pace)
-    rows = _play(cases, trace)
+    yield from _heading(options, fitting.stretched(cases[0].pace), card, len(trace) - len(fitting))
+    rows = _play(cases, fitting)
     yield from table(rows)
     yield ""
     longest = max(case.setup.timeout for case in cases)
@@ -169,7 +170,7 @@ def _cases(options: argparse.Namespace, card: Card, load: float) -> Iterator[Cas
         tenants=options.tenants,
         seed=options.seed,
     )
-    yield from (msgspec.structs.replace(default, name=name, discipline=known[name]) for name in names)
+    yield from (replace(default, name=name, discipline=known[name]) for name in names)
     yield from map(default.what_if, options.what_if)
 
 
@@ -181,17 +182,16 @@ def _play(cases: Sequence[Case], trace: Trace) -> Sequence[Row]:
         return list(pool.map(Case.play, cases, itertools.repeat(trace)))
 
 
-def _heading(options: argparse.Namespace, trace: Trace, card: Card, pace: float) -> Iterator[str]:
-    fitting = trace.at_most(card.capacity)
-    mean = sum(fitting.sizes) // len(fitting)
+def _heading(options: argparse.Namespace, trace: Trace, card: Card, too_large: int) -> Iterator[str]:
+    mean = sum(trace.sizes) // len(trace)
     yield (
-        f"{options.trace.name}: {len(trace):,} requests in {trace.arrivals[-1] * pace:,.0f} s, "
-        f"{format_bytes(mean)} on the mean, {format_bytes(max(fitting.sizes))} the largest"
+        f"{options.trace.name}: {len(trace):,} requests in {trace.arrivals[-1]:,.0f} s, "
+        f"{format_bytes(mean)} on the mean, {format_bytes(max(trace.sizes))} the largest"
     )
-    if len(fitting) < len(trace):
-        yield f"{len(trace) - len(fitting):,} of them are larger than the card and left out"
+    if too_large:
+        yield f"{too_large:,} more are larger than all the bytes there are, and left out"
     yield (
-        f"{format_bytes(card.capacity)} for requests, load {fitting.stretched(pace).load(card):.2f}, "
+        f"{format_bytes(card.capacity)} for requests, load {trace.load(card):.2f}, "
         f"timeout {options.timeout:g} s, at most {options.max_waiting:,} wait"
     )
     yield ""

@@ -10,6 +10,7 @@ import csv
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 
@@ -21,7 +22,8 @@ from gpu_admission.planning.service import Card, Decoder
 COLUMNS = ["arrival_s", "input_tokens", "output_tokens"]
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
     """One column a fact, one row a request."""
 
     arrivals: list[float]
@@ -51,7 +53,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
 
     def stretched(self, factor: float) -> Trace:
         """The same requests with ``factor`` times the time between them."""
-        return msgspec.structs.replace(self, arrivals=[arrival * factor for arrival in self.arrivals])
+        return replace(self, arrivals=[arrival * factor for arrival in self.arrivals])
 
     def repeated(self, count: int) -> Trace:
         """Itself, so many times over, at the same rate."""
