@@ -23,7 +23,7 @@ import anyio.to_thread
 
 from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.budget.ledger import Ledger
-from gpu_admission.budget.ticket import State, Ticket
+from gpu_admission.budget.ticket import ENDED, GRANTED, REFUSED, WAITING, Ticket
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.learning import Lesson
 from gpu_admission.lease import Lease, LeaseContext, nesting_lease
@@ -192,13 +192,13 @@ class Admission:
         ticket = Ticket(estimate.bytes, lane, flow)
         with self._lock:
             granted = self._ledger.request(ticket, _monotonic())
-            if ticket.state is State.WAITING:
+            if ticket.state is WAITING:
                 ticket.waiter = Waiter()
         if granted and granted != (ticket,):
             self._wake(granted)  # who came may have let an earlier one start: it must hear of it
-        if ticket.state is State.WAITING:
+        if ticket.state is WAITING:
             await self._wait(ticket, timeout, deadline, gone)
-        elif ticket.state is State.REFUSED:
+        elif ticket.state is REFUSED:
             raise self._why_not(ticket)
         self.counts["admitted"] += 1
         lease = Lease(self, ticket, estimate, route, ticket.granted_at - ticket.arrived)
@@ -264,13 +264,13 @@ class Admission:
         except BaseException:
             self._withdraw(ticket)
             raise
-        if ticket.state is State.GRANTED and not waiter.left:
+        if ticket.state is GRANTED and not waiter.left:
             return
         state = ticket.state
         self._withdraw(ticket)
         if waiter.left:
             raise ClientLeft("the client left while it waited")
-        if state is State.REFUSED:
+        if state is REFUSED:
             raise self._why_not(ticket)
         raise self._refusals.timed_out(ticket.bytes, longest, setting)
 
@@ -300,8 +300,8 @@ class Admission:
         with self._lock:
             self._ledger.request(ticket, _monotonic())
             known = self.supervisor.is_measured
-            would = self._would_refuse(ticket) if known and ticket.state is not State.GRANTED else ""
-            if ticket.state is not State.GRANTED:
+            would = self._would_refuse(ticket) if known and ticket.state is not GRANTED else ""
+            if ticket.state is not GRANTED:
                 now = _monotonic()
                 self._ledger.release(ticket, now)
                 self._ledger.force(ticket, now)
@@ -314,7 +314,7 @@ class Admission:
 
     def _would_refuse(self, ticket: Ticket) -> str:
         """What a request that did not start at once would have come to: ``waited``, or a reason."""
-        if ticket.state is not State.WAITING or self._closed is not None:
+        if ticket.state is not WAITING or self._closed is not None:
             return self._why_not(ticket).reason
         forecast = self._ledger.forecast_of(ticket, _monotonic())
         longest, _ = self._patience(ticket.lane, None, None)
@@ -372,7 +372,7 @@ class Admission:
             granted = lease.ledger.release(lease.ticket, now)
         if granted:
             self._wake(granted)
-        if self.observers and lease.ticket.state is State.ENDED:  # else it was given in mode "off"
+        if self.observers and lease.ticket.state is ENDED:  # else it was given in mode "off"
             self._tell("released", lease, held=now - lease.ticket.granted_at)
         self._end_late()
 
@@ -390,11 +390,11 @@ class Admission:
                 self._refusals.complete(rejected, size, _monotonic())
                 raise rejected
             granted: Sequence[Ticket] = ()
-            if ticket.state is State.GRANTED:
+            if ticket.state is GRANTED:
                 granted = lease.ledger.change(ticket, size, _monotonic())
             ticket.bytes = size
         self._wake(granted)
-        if self.observers and ticket.state is State.GRANTED:
+        if self.observers and ticket.state is GRANTED:
             self._tell("resized", lease)
 
     def _wake(self, granted: Sequence[Ticket]) -> None:

@@ -29,7 +29,7 @@ from gpu_admission.budget.forecast import DrainRate, seconds_to_start
 from gpu_admission.budget.lanes import Lane, LaneState
 from gpu_admission.budget.placement import Placement, most_free
 from gpu_admission.budget.small import SmallSizes
-from gpu_admission.budget.ticket import State, Ticket
+from gpu_admission.budget.ticket import ENDED, GRANTED, REFUSED, WAITING, Ticket
 
 _NOBODY: tuple[Ticket, ...] = ()
 _NO_LIMIT = 1 << 63
@@ -117,7 +117,7 @@ class Ledger:
                 self._grant(ticket, device, now)
                 return (ticket,)
         if self.closed or size > lane.largest or self._line_is_full(lane, ticket):
-            ticket.state = State.REFUSED
+            ticket.state = REFUSED
             return _NOBODY
         return self._join(ticket, lane, now)
 
@@ -129,13 +129,13 @@ class Ledger:
 
     def release(self, ticket: Ticket, now: float) -> Sequence[Ticket]:
         """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
-        if ticket.state is State.GRANTED:
+        if ticket.state is GRANTED:
             self._put_back(ticket, now)
-        elif ticket.state is State.WAITING:
+        elif ticket.state is WAITING:
             self._leave(ticket, now)
         else:
             return _NOBODY
-        ticket.state = State.ENDED
+        ticket.state = ENDED
         return self._dispatch(now) if self.waiting else _NOBODY
 
     def can_grow(self, ticket: Ticket, size: int) -> bool:
@@ -244,13 +244,13 @@ class Ledger:
     # the changes
 
     def _join(self, ticket: Ticket, lane: LaneState, now: float) -> Sequence[Ticket]:
-        ticket.state = State.WAITING
+        ticket.state = WAITING
         lane.join(ticket, now)
         self.waiting += 1
         granted = self._dispatch(now)
-        if lane.max_waiting == 0 and ticket.state is State.WAITING:
+        if lane.max_waiting == 0 and ticket.state is WAITING:
             self._leave(ticket, now)
-            ticket.state = State.REFUSED
+            ticket.state = REFUSED
             return [*granted, *self._dispatch(now)]
         return granted
 
@@ -270,10 +270,10 @@ class Ledger:
     def _refuse(self, tickets: Sequence[Ticket], now: float) -> None:
         for ticket in tickets:
             self._leave(ticket, now)
-            ticket.state = State.REFUSED
+            ticket.state = REFUSED
 
     def _grant(self, ticket: Ticket, device: int, now: float) -> None:
-        ticket.state = State.GRANTED
+        ticket.state = GRANTED
         ticket.device = device
         ticket.granted_at = now
         size, lane = ticket.bytes, self.lanes[ticket.lane]
