@@ -63,10 +63,10 @@ class GPUAdmission:
         try:
             await self.app(scope, intake.body, answer)
             if isinstance(answer, Answer):
-                answer.returned()
+                await answer.returned()
         except Exception as error:
             lease.finish(error)
-            if not await self._rescue(error, intake, answer, receive):
+            if not isinstance(answer, Answer) or not await answer.rescue(error, intake.info, scope, receive):
                 raise
         except BaseException as error:
             lease.finish(error)
@@ -87,12 +87,3 @@ class GPUAdmission:
         if intake.clamped_to is not None:
             send = told_of(intake.clamped_to, send)
         return Answer(lease, send) if admission.watches_answers else send
-
-    async def _rescue(self, error: Exception, intake: Intake, answer: Send, receive: Receive) -> bool:
-        """After running out of memory: whether the client was answered in place of the exception."""
-        settings = self.admission.settings
-        if not isinstance(answer, Answer) or (settings.oom_status is None and not settings.oom_event):
-            return False
-        if self.admission.classify(error)[0] != "oom":
-            return False
-        return await answer.rescue(intake.info, intake.scope, receive)

@@ -21,7 +21,6 @@ from starlette.routing import BaseRoute
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
 from gpu_admission.http.answer import sent_outside
-from gpu_admission.http.body import Body
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.rescue import Answer
 from gpu_admission.http.respond import response_for
@@ -111,7 +110,7 @@ class Door:
             raise
         finally:
             leave(lease)
-        return HeldResponse(response, lease, intake.body)
+        return HeldResponse(response, lease, intake)
 
     async def _lease_or_answer(self, request: Request) -> Lease:
         intake = self._intake(request)
@@ -149,28 +148,32 @@ class HeldResponse:
 
     _response: Any
     _lease: Lease
-    _body: Body
+    _intake: Intake
 
-    def __init__(self, response: Any, lease: Lease, body: Body) -> None:
-        body.lease = lease
-        self.__dict__.update(_response=response, _lease=lease, _body=body)
+    def __init__(self, response: Any, lease: Lease, intake: Intake) -> None:
+        intake.body.lease = lease
+        self.__dict__.update(_response=response, _lease=lease, _intake=intake)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        lease = self._lease
+        lease, intake = self._lease, self._intake
         answer = sent_outside(lease, send)
         if lease.admission.watches_answers:
             answer = Answer(lease, answer)
         enter(lease)
         try:
-            await self._response(scope, self._body, answer)
+            await self._response(scope, intake.body, answer)
             if isinstance(answer, Answer):
-                answer.returned()
+                await answer.returned()
+        except Exception as error:
+            lease.finish(error)
+            if not isinstance(answer, Answer) or not await answer.rescue(error, intake.info, scope, receive):
+                raise
         except BaseException as error:
-            self._lease.finish(error)
+            lease.finish(error)
             raise
         finally:
-            self._lease.finish(None)
-            leave(self._lease)
+            lease.finish(None)
+            leave(lease)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._response, name)
@@ -243,9 +246,9 @@ def _part(name: str, value: Any) -> Part:
 def _wrapper(door: Door, function: Any) -> Callable[..., Any]:
     kind = _unwrap(function)
     if inspect.isasyncgenfunction(kind):
-        return _async_stream(function)
+        return _async_stream(door, function)
     if inspect.isgeneratorfunction(kind):
-        return _stream(function)
+        return _stream(door, function)
     is_async = inspect.iscoroutinefunction(kind)
 
     async def endpoint(*args: Any, **kwargs: Any) -> Any:
@@ -262,9 +265,9 @@ def _wrapper(door: Door, function: Any) -> Callable[..., Any]:
     return endpoint
 
 
-def _async_stream(function: Any) -> Callable[..., Any]:
+def _async_stream(door: Door, function: Any) -> Callable[..., Any]:
     async def endpoint(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        kwargs.pop(_LEASE, None)
+        _lease_among(kwargs, door.name)
         async with contextlib.aclosing(function(*args, **kwargs)) as items:
             async for item in items:
                 yield item
@@ -272,10 +275,9 @@ def _async_stream(function: Any) -> Callable[..., Any]:
     return endpoint
 
 
-def _stream(function: Any) -> Callable[..., Any]:
+def _stream(door: Door, function: Any) -> Callable[..., Any]:
     def endpoint(*args: Any, **kwargs: Any) -> Any:
-        lease = kwargs.pop(_LEASE, None)
-        with lease.keep() if lease is not None else contextlib.nullcontext():
+        with _lease_among(kwargs, door.name).keep():
             yield from function(*args, **kwargs)
 
     return endpoint
@@ -285,7 +287,7 @@ def _with_signature(endpoint: Any, function: Any, door: Door) -> Any:
     """``endpoint`` looking like ``function``, and for FastAPI asking for the lease besides."""
     functools.update_wrapper(endpoint, function)
     endpoint.__name__ = door.name
-    signature = inspect.signature(function)
+    signature = _signature(function)
     if "fastapi" not in sys.modules:
         endpoint.__signature__ = signature
         return endpoint
@@ -302,13 +304,32 @@ def _with_signature(endpoint: Any, function: Any, door: Door) -> Any:
     return endpoint
 
 
+def _signature(function: Any) -> inspect.Signature:
+    """With annotations resolved where ``function`` was written: older FastAPI would resolve them here."""
+    try:
+        return inspect.signature(function, eval_str=True)
+    except Exception:
+        return inspect.signature(function)  # names that are known later, or to type checkers only
+
+
 def _request_among(args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Request:
     for value in (*args, *kwargs.values()):
         if isinstance(value, Request):
             return value
-    raise TypeError(
-        f"{name} was called without a starlette Request, so it can't be metered: admit() is for "
-        "endpoints of Starlette and FastAPI routes (import fastapi before the decorator runs)"
+    raise _unmetered(name, "starlette Request")
+
+
+def _lease_among(kwargs: dict[str, Any], name: str) -> Lease:
+    lease: Lease | None = kwargs.pop(_LEASE, None)
+    if lease is None:
+        raise _unmetered(name, "lease from FastAPI")
+    return lease
+
+
+def _unmetered(name: str, what: str) -> TypeError:
+    return TypeError(
+        f"{name} was called without a {what}, so it can't be metered: admit() is for endpoints "
+        "of Starlette and FastAPI routes (import fastapi before the decorator runs)"
     )
 
 

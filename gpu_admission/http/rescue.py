@@ -18,10 +18,15 @@ _MESSAGE = "the device ran out of memory"
 
 
 class Answer:
-    """The ``send`` of one request, and what has gone through it."""
+    """The ``send`` of one request, and what has gone through it.
+
+    Frameworks answer 500 by themselves and then let the exception out. Under ``oom_status``
+    such an answer is kept until the app has returned, or is answered in its place.
+    """
 
     is_complete = False
     _start: Message | None = None
+    _kept: list[Message] | None = None
 
     def __init__(self, lease: Lease, send: Send) -> None:
         self._lease = lease
@@ -30,31 +35,59 @@ class Answer:
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self._start = message
-            if message["status"] >= 400 and self._lease.outcome[0] == "ok":
-                name = f"HTTP {message['status']}"
-                self._lease.outcome = ("client", name) if message["status"] < 500 else ("error", name)
+            if message["status"] >= 400:
+                self._failed(message["status"])
         elif message["type"] == "http.response.body" and not message.get("more_body", False):
             self.is_complete = True
-        return self._send(message)
+        return self._send(message) if self._kept is None else self._keep(message)
 
-    def returned(self) -> None:
+    def _failed(self, status: int) -> None:
+        lease = self._lease
+        if lease.outcome[0] == "ok":
+            lease.outcome = ("client" if status < 500 else "error", f"HTTP {status}")
+        if status == 500 and lease.admission.settings.oom_status is not None:
+            self._kept = []
+
+    async def _keep(self, message: Message) -> None:
+        assert self._kept is not None
+        self._kept.append(message)
+        if message.get("more_body", False):
+            # Longer than an error page: the app's own stream.
+            await self.let_go()
+
+    async def let_go(self) -> None:
+        """Send what was kept."""
+        kept, self._kept = self._kept or (), None
+        for message in kept:
+            await self._send(message)
+
+    async def returned(self) -> None:
         """The app has returned: without a whole answer, as when its client has left, that tells nothing."""
         if not self.is_complete and self._lease.outcome[0] == "ok":
             self._lease.outcome = ("client", "no answer")
+        await self.let_go()
 
-    async def rescue(self, info: RequestInfo, scope: Scope, receive: Receive) -> bool:
-        """After running out of memory: whether the client was answered in place of the exception."""
+    async def rescue(self, error: Exception, info: RequestInfo, scope: Scope, receive: Receive) -> bool:
+        """The app has raised ``error``: whether its client was answered in place of it."""
         admission = self._lease.admission
         settings = admission.settings
-        if self._start is not None:
-            event = self._last_event(info) if settings.oom_event else b""
-            if event:
-                await self._try(self._send({"type": "http.response.body", "body": event, "more_body": False}))
+        asked = settings.oom_event or settings.oom_status is not None
+        if not asked or admission.classify(error)[0] != "oom":
+            await self._try(self.let_go())
             return False
-        if settings.oom_status is None:
-            return False
-        rejected = admission.out_of_memory(settings.oom_status)
-        return await self._try(response_for(settings.on_reject, info, rejected)(scope, receive, self))
+        if self._start is None or self._kept is not None:
+            status = settings.oom_status
+            return status is not None and await self._replace(status, info, scope, receive)
+        event = self._last_event(info) if settings.oom_event else b""
+        if event:
+            await self._try(self._send({"type": "http.response.body", "body": event, "more_body": False}))
+        return False
+
+    async def _replace(self, status: int, info: RequestInfo, scope: Scope, receive: Receive) -> bool:
+        admission = self._lease.admission
+        rejected = admission.out_of_memory(status)
+        respond = response_for(admission.settings.on_reject, info, rejected)
+        return await self._try(respond(scope, receive, self._send))
 
     def _last_event(self, info: RequestInfo) -> bytes:
         """The dialect's error event, where it is one of the stream that was cut short; else empty."""
@@ -75,6 +108,6 @@ class Answer:
         try:
             await sending
         except Exception as error:
-            logger.info("the answer after out-of-memory could not be sent: %s", type(error).__name__)
+            logger.info("the answer after a failure could not be sent: %s", type(error).__name__)
             return False
         return True
