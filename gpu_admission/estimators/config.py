@@ -107,25 +107,16 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
         warnings.warn(text, UnknownModelType, stacklevel=3)
     keys = Keys(levels, classes.defaults.get(model_type, {}))
     crossed = any(level.get("is_encoder_decoder") is True for level in levels) or _crossed(keys)
-    depth = keys.size(*_decoder_first(_DEPTH, crossed)) or depth_of_lists(keys) or 0
-    if not 0 < depth <= _MOST_LAYERS:
-        raise ValueError(
-            f"the model config must have 1 to {_MOST_LAYERS} layers (num_hidden_layers), got {depth}"
-        )
-    kinds = layer_kinds(keys, model_type if known else None, depth)
-    hidden = keys.size(*_HIDDEN) or 0
-    heads = keys.size(*_decoder_first(_HEADS, crossed)) or (1 if set(kinds) <= {"state", "none"} else 0)
-    if not hidden or not heads:
-        raise ValueError(
-            "the model config lacks hidden_size or num_attention_heads, and its class has no default"
-        )
-    layers = tuple(_layers(keys, kinds, heads, hidden, crossed, _shared(keys) if known else 0))
+    kinds = layer_kinds(keys, model_type if known else None, _depth(keys, crossed))
+    hidden, heads = _width(keys, kinds, crossed)
+    shared = (keys.size("num_kv_shared_layers") or 0) if known else 0
+    layers = tuple(_layers(keys, kinds, heads, hidden, crossed, shared))
     stored = [a for layer in layers if (a := layer.attention or layer.cross)]
     vision = keys.value("vision_config")
     return ModelConfig(
         model_type=model_type,
         known=known,
-        layers=layers * (2 if keys.value("num_layers") == depth and model_type == "longcat_flash" else 1),
+        layers=layers * (2 if model_type == "longcat_flash" and not keys.value("num_hidden_layers") else 1),
         hidden_size=hidden,
         heads=heads,
         head_dim=max((a.key_dim for a in stored), default=-(-hidden // heads)),
@@ -139,6 +130,24 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
         encoder=_encoder(keys, model_type, hidden, heads) if crossed else None,
         vision=vision if isinstance(vision, Mapping) else None,
     )
+
+
+def _depth(keys: Keys, crossed: bool) -> int:
+    depth = keys.size(*_decoder_first(_DEPTH, crossed)) or depth_of_lists(keys) or 0
+    if not 0 < depth <= _MOST_LAYERS:
+        text = f"the model config must have 1 to {_MOST_LAYERS} layers (num_hidden_layers), got {depth}"
+        raise ValueError(text)
+    return depth
+
+
+def _width(keys: Keys, kinds: Sequence[Kind], crossed: bool) -> tuple[int, int]:
+    """Hidden size and query heads; a model without attention has no heads and counts as one."""
+    hidden = keys.size(*_HIDDEN)
+    heads = keys.size(*_decoder_first(_HEADS, crossed)) or (1 if set(kinds) <= {"state", "none"} else None)
+    if hidden is None or heads is None:
+        text = "the model config lacks hidden_size or num_attention_heads, and its class has no default"
+        raise ValueError(text)
+    return hidden, heads
 
 
 def _levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -167,11 +176,6 @@ def _crossed(keys: Keys) -> bool:
 def _decoder_first(names: tuple[str, ...], crossed: bool) -> tuple[str, ...]:
     """Of an encoder-decoder model the plain names mean its encoder."""
     return tuple(sorted(names, key=lambda name: "decoder" not in name)) if crossed else names
-
-
-def _shared(keys: Keys) -> int:
-    """Layers at the end that reuse the caches of earlier ones."""
-    return keys.size("num_kv_shared_layers") or 0
 
 
 def _layers(

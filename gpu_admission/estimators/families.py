@@ -51,10 +51,10 @@ _PLAIN_MLP = _names(
 
 # Types that ship their own code and keep to the common keys, or to those that ``config`` handles.
 _REMOTE_CODE = _names(
-    """RefinedWeb RefinedWebModel aquila arctic baichuan bailing_moe bunny-llama chatglm deci deepseek
-    deepseek_vl_v2 grok-1 h2ovl_chat internlm internlm2 internvl_chat jais kimi_k2 kimi_vl llava_llama mimo
-    minicpm minicpmo minicpmv minimax_m1 minimax_text_01 molmo moonvl nemotron-nas nemotron_h nvlm_d openelm
-    orion phi3_v phi4mm qwen solar step3 telechat xverse yi youtu"""
+    """RefinedWeb RefinedWebModel aquila arctic baichuan bailing_moe bailing_moe_v2 bunny-llama chatglm deci
+    deepseek deepseek_vl_v2 grok-1 h2ovl_chat hunyuan internlm internlm2 internvl_chat jais kimi_k2 kimi_vl
+    llava_llama mimo minicpm minicpmo minicpmv minimax_m1 minimax_text_01 molmo moonvl nemotron-nas nemotron_h
+    nvlm_d openelm orion phi3_v phi4mm qwen solar stablelm_epoch step3 telechat xverse yi youtu"""
 )
 
 

@@ -19,6 +19,7 @@ from gpu_admission.estimators.dtypes import whole_bytes
 from gpu_admission.estimators.families import stores_repeated_heads
 from gpu_admission.estimators.layers import Attention, State
 from gpu_admission.estimators.terms import assumed, clamp, render
+from gpu_admission.estimators.vision import Vision
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, RequestInfo, Workload
 
@@ -65,6 +66,10 @@ class LMPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that a static cache sets aside; 0 = it grows."""
 
 
+Phase = tuple[int, str, tuple[str, ...], tuple[int, ...]]
+"""Bytes, name, and the names and bytes of its terms."""
+
+
 class TransformersLM:
     """Bytes that one ``generate`` call adds, by the model's config: the most of prefill, first
     logits and the end of decoding. Make one with ``from_config``.
@@ -75,6 +80,7 @@ class TransformersLM:
         plan: LMPlan,
         *,
         least: LMPlan | None = None,
+        tower: Vision | None = None,
         reserved_factor: float = 1.0,
         constant: int = 0,
         margin: float = 0.0,
@@ -86,6 +92,7 @@ class TransformersLM:
             raise ValueError(f"margin must be between 0 and 16, got {margin!r}")
         self.plan = plan
         self.least = least
+        self.tower = tower
         self.reserved_factor = reserved_factor
         self.constant = constant
         self.margin = margin
@@ -107,6 +114,7 @@ class TransformersLM:
         prefill_chunk: int = 0,
         cache: Literal["dynamic", "static", "tuple"] = "dynamic",
         max_cache_len: int = 0,
+        tower: Vision | None = None,
     ) -> TransformersLM:
         """The model of a Hugging Face ``config`` (a path, a ``dict``, or a ``ModelConfig``).
 
@@ -118,6 +126,7 @@ class TransformersLM:
         - ``padded``: batches may hold prompts of different lengths, and then need a mask.
         - ``prefill_chunk``, ``cache``, ``max_cache_len``: as given to ``generate``; ``tuple`` is for
           code from before mid-2024, which holds the old and the new cache at once.
+        - ``tower``: what looks at images before the prompt is read: ``Vision.from_config(config)``.
 
         Raises ``ValueError`` naming the option.
         """
@@ -140,6 +149,7 @@ class TransformersLM:
         return cls(
             plan,
             least=_latent_plan(model, plan, whole_bytes(name, option="dtype")),
+            tower=tower,
             reserved_factor=reserved_factor,
             notes=() if model.known else (f"model_type {model.model_type!r} is not known",),
         )
@@ -149,18 +159,19 @@ class TransformersLM:
 
     def estimate(self, workload: Workload) -> Estimate:
         """Bytes that ``workload`` adds at its peak; ``parts`` are the terms of that phase."""
-        formula, phase, names, sizes = max(_phases(self.plan, workload))
+        formula, phase, names, sizes = self._peak(self.plan, workload)
         size = self._charged(formula)
         parts = dict(zip(names, sizes, strict=True))
         if size != formula:
             parts["constant, reserve and margin"] = size - formula
-        low = None if self.least is None else self._charged(max(_phases(self.least, workload))[0])
+        low = None if self.least is None else self._charged(self._peak(self.least, workload)[0])
         notes = (phase, *self.notes, *assumed(workload)) if workload.defaulted else (phase, *self.notes)
         return Estimate(size, low, "device", parts, notes)
 
     def explain(self, workload: Workload) -> str:
         """The terms of the peak and the size of every phase, as text."""
-        phases = [f"  {name}: {format_bytes(size)}" for size, name, _, _ in _phases(self.plan, workload)]
+        found = (*_phases(self.plan, workload), *_tower_phase(self.tower, workload))
+        phases = [f"  {name}: {format_bytes(size)}" for size, name, _, _ in found]
         return "\n".join([render("generate", self.estimate(workload)), "  phases:", *phases])
 
     def calibrated(
@@ -174,10 +185,11 @@ class TransformersLM:
         added = parse_bytes(peak, name="peak") - parse_bytes(baseline, name="baseline")
         if added <= 0:
             raise ValueError(f"peak must be above baseline, got {added} bytes more")
-        formula = max(_phases(self.plan, workload))[0]
+        formula = self._peak(self.plan, workload)[0]
         return TransformersLM(
             self.plan,
             least=self.least,
+            tower=self.tower,
             reserved_factor=self.reserved_factor,
             constant=added - -(-formula * self._reserved // _FIXED),
             margin=self.margin if margin is None else margin,
@@ -191,6 +203,10 @@ class TransformersLM:
             f"constant={self.constant}, margin={self.margin:g})"
         )
 
+    def _peak(self, plan: LMPlan, workload: Workload) -> Phase:
+        phases = _phases(plan, workload)
+        return max((*phases, *_tower_phase(self.tower, workload)) if workload.images else phases)
+
     def _charged(self, size: int) -> int:
         if self._plain:
             return clamp(size)
@@ -198,8 +214,6 @@ class TransformersLM:
         return clamp(-(-reserved * self._margin // _FIXED))
 
 
-Phase = tuple[int, str, tuple[str, ...], tuple[int, ...]]
-"""Bytes, name, and the names and bytes of its terms."""
 _PREFILL = ("cache", "activations", "scores and masks")
 _FIRST_LOGITS = ("cache", "logits", "hidden states")
 _DECODING = ("cache", "activations", "logits", "cache growth")
@@ -254,6 +268,13 @@ def _encoder_phases(plan: LMPlan, rows: int, positions: int, new_tokens: int) ->
         (activations + scores, "peak in the encoder", _ENCODING, (activations, scores)),
         (sum(decoding), "peak at the end of decoding", _CROSS_DECODING, decoding),
     )
+
+
+def _tower_phase(tower: Vision | None, workload: Workload) -> tuple[Phase, ...]:
+    if tower is None or not workload.images:
+        return ()
+    looking = tower.estimate(workload)
+    return ((looking.bytes, "peak in the vision tower", tuple(looking.parts), tuple(looking.parts.values())),)
 
 
 def _plan(model: ModelConfig, dtype: str, attention: AttentionPath, **options: Any) -> LMPlan:

@@ -6,9 +6,20 @@ from typing import Any
 
 import pytest
 
-from gpu_admission.estimators import TransformersLM
+from gpu_admission.estimators import TransformersLM, Vision
 from gpu_admission.types import Estimate, Workload
-from tests.estimators.published import DEEPSEEK, GEMMA, GIB, JAMBA, LLAMA, T5, WHISPER, load, table
+from tests.estimators.published import (
+    DEEPSEEK,
+    GEMMA,
+    GIB,
+    JAMBA,
+    LLAMA,
+    QWEN_VISION,
+    T5,
+    WHISPER,
+    load,
+    table,
+)
 
 QWEN = load("qwen_speed.json")
 
@@ -170,6 +181,16 @@ def test_an_encoder_without_a_fused_kernel_peaks_at_its_scores() -> None:
 
 def test_whisper_encodes_its_window_whatever_the_prompt() -> None:
     assert parts(WHISPER, Workload(new_tokens=448))["cross-attention cache"] == 245_760_000
+
+
+def test_images_are_looked_at_before_the_prompt_is_read() -> None:
+    tower = Vision.from_config(QWEN_VISION, attention="eager")
+    lm = TransformersLM.from_config(LLAMA, dtype="bf16", tower=tower)
+    small, photo = Workload(prompt_tokens=3000), Workload(prompt_tokens=3000, images=((1920, 1080),))
+    assert lm.estimate(small) == TransformersLM.from_config(LLAMA, dtype="bf16").estimate(small)
+    assert lm.estimate(photo).bytes == tower.estimate(photo).bytes > lm.estimate(small).bytes
+    assert lm.estimate(photo).notes == ("peak in the vision tower",)
+    assert "vision tower" in lm.explain(photo)
 
 
 def test_a_factor_for_reserved_memory_is_on_top() -> None:
