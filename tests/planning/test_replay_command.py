@@ -68,6 +68,13 @@ def test_another_card_and_another_model(capsys: pytest.CaptureFixture[str]) -> N
     assert "10.00 GiB for requests" in printed(capsys, CODE, "--capacity", "10GiB", "--only", "fifo")
 
 
+def test_estimates_can_be_made_wrong_and_a_margin_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    base = (CODE, "--load", "1.2", "--only", "default", "--error", "0.1")
+    wrong, kept = (printed(capsys, *base, *more) for more in ([], ["--margin", "0.1"]))
+    assert " 0.0 ‰" not in wrong
+    assert " 0.0 ‰" in kept
+
+
 def test_large_comparisons_run_in_several_processes(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
