@@ -32,6 +32,7 @@ class History:
         self._sizes: dict[int, deque[float]] = {}
         self._errors: deque[float] = deque(maxlen=window)
         self._ordered: list[float] = []
+        self._medians: dict[int, float] = {}
         self._steps: tuple[list[int], list[float]] | None = None
 
     def add(self, estimated: int, share: float) -> None:
@@ -41,12 +42,12 @@ class History:
             self._add_error(share / self._median(size))
         self._sizes.setdefault(size, deque(maxlen=self.recent)).append(share)
         self.count += 1
-        self._steps = None
+        self._changed()
 
     def forget(self, estimated: int) -> None:
         """Drop the shares of this size: what comes next contradicts them."""
-        if self._sizes.pop(size_class(estimated), None) is not None:
-            self._steps = None
+        self._sizes.pop(size_class(estimated), None)
+        self._changed()
 
     def bytes_for(self, estimated: int) -> float:
         """What a request estimated at ``estimated`` bytes takes at most, with the chance ``quantile``.
@@ -78,6 +79,10 @@ class History:
             raise ValueError(f"not a saved history: {error!r}") from None
         self._sizes = {size: shares for size, shares in self._sizes.items() if shares}
         self.count = sum(map(len, self._sizes.values()))
+        self._changed()
+
+    def _changed(self) -> None:
+        self._medians.clear()
         self._steps = None
 
     def _add_error(self, error: float) -> None:
@@ -94,6 +99,12 @@ class History:
         return self._ordered[min(known, math.ceil(self.quantile * (known + 1))) - 1]
 
     def _median(self, size: int) -> float:
+        known = self._medians.get(size)
+        if known is None:
+            known = self._medians[size] = self._near_median(size)
+        return known
+
+    def _near_median(self, size: int) -> float:
         shares = self._sizes.get(size)
         if shares is not None and len(shares) >= _ENOUGH:
             return median(shares)
