@@ -87,7 +87,7 @@ class Fields:
         tally = Tally(body, self._counter, self._image_tokens)
         for value in self._values(body, "images"):
             tally.image(value)
-        audio_seconds = sum(_seconds(body, value) for value in self._flat(body, "audio"))
+        audio_seconds = sum((_seconds(body, value) for value in self._flat(body, "audio")), 0.0)
         prompts = [row for value in self._values(body, "prompt") for row in _rows(body, self._counter, value)]
         longest, total = max(prompts, default=1), sum(prompts)
         model = next(self._values(body, "model"), None)

@@ -63,13 +63,14 @@ class LongString:
 def cut_long_strings(body: bytes) -> tuple[bytes, dict[str, LongString]]:
     """``body`` with each long string replaced by a short key, and what the keys stand for.
 
-    The keys can't be guessed, so no body can hold one of its own. A body in another
-    encoding than UTF-8 is left whole, as are texts and strings with an escaped quote inside.
+    The keys can't be guessed, so no body can hold one of its own, and they are longer than
+    what ``content`` takes for a word. A body in another encoding than UTF-8 is left whole, as
+    are texts, and strings with an escaped quote inside.
     """
     found = _find(body)
     if not found:
         return body, {}
-    nonce = os.urandom(12).hex()
+    nonce = os.urandom(24).hex()
     pieces: list[bytes] = []
     strings: dict[str, LongString] = {}
     done = 0

@@ -49,6 +49,7 @@ def checked(dialect: Dialect, info: RequestInfo) -> Workload:
         assert 0 <= value <= CEILING * CEILING, name
     assert workload.sequences >= 1
     assert workload.beams >= 1
+    assert type(workload.audio_seconds) is float
     assert math.isfinite(workload.audio_seconds)
     assert all(min(size) >= 0 for size in workload.images)
     assert all(type(value) is float and math.isfinite(value) for value in workload.features.values())

@@ -48,6 +48,7 @@ def test_tokens_are_counted_by_bytes_with_the_template() -> None:
 def test_text_can_not_hide_in_a_word(key: str) -> None:
     assert tokens_of([{**HELLO[0], key: "x" * 1000}]) >= 500
     assert tokens_of([{**HELLO[0], key: ["x" * 1000]}]) >= 500
+    assert tokens_of([{**HELLO[0], key: "x" * 300_000}]) >= 150_000
 
 
 def test_every_text_of_a_message_counts() -> None:
@@ -238,7 +239,7 @@ def test_long_base64_in_a_text_stays_text() -> None:
 
 def test_one_image_can_not_stand_for_anothers_bytes() -> None:
     text = pictures.data_url(bytes(300_000))
-    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "0" * 24 + ":0"}}]
+    parts = [{"type": "text", "text": text}, {"type": "image_url", "image_url": {"url": "0" * 48 + ":0"}}]
     assert tokens_of([{"role": "user", "content": parts}]) >= len(text) // 2
 
 

@@ -70,12 +70,12 @@ def test_pictures_are_links_only_for_a_model_that_sees(padding: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["![", "![a](data:image/", "![](https://x", "![[", "![](https://a) ![](https://b ) "]
+    "text", ["![", "![a](data:image/", "![](https://x", "![[", "![](https://a ![](https://b) "]
 )
 def test_broken_links_cost_no_more_time_than_text(text: str) -> None:
-    workload = TGI(image_tokens="gemma-3").read(request({"inputs": text * 100_000}))
-    assert len(workload.images) == 200_000 * (text.count("https://a"))
-    assert workload.prompt_tokens > 50_000
+    workload = TGI(image_tokens="gemma-3").read(request({"inputs": text * 9_000}))
+    assert len(workload.images) == 9_000 * text.count("https://a")
+    assert workload.prompt_tokens > 9_000
 
 
 def test_chat_is_read_as_openais() -> None:
