@@ -479,7 +479,8 @@ class Admission:
     def _apply(self, device: int, verdict: Verdict, capacity: int | None) -> None:
         """Put what the guards of ``device`` say, and a ``capacity`` that was measured, into force."""
         ledger, now = self._ledger, _monotonic()
-        if capacity is not None:
+        if not self.supervisor.is_measured:
+            # Its drivers have just been asked who they are; from then on names stay.
             self._name_devices()
         changed = ledger.allow(
             device, now, capacity=capacity, ceiling=verdict.ceiling, max_running=verdict.trials
