@@ -357,11 +357,27 @@ def _check_place(function: Any) -> None:
         )
     if isinstance(function, BaseRoute):
         raise TypeError("admit() goes below the route's decorator, on the function itself")
-    if any(_is_route_of(referrer, function) for referrer in gc.get_referrers(function)):
+    if _has_route(function) and not _is_known(function):
         raise TypeError(
             f"admit() stands above the route of {_name(function)!r}, where it would meter nothing: "
             "put it below the route's decorator, next to the function"
         )
+
+
+def _has_route(function: Any) -> bool:
+    return any(_is_route_of(referrer, function) for referrer in gc.get_referrers(function))
+
+
+def _is_known(function: Any) -> bool:
+    """Whether it has a name by now: a function that decorators are still at work on has none.
+
+    One that has may well be a route elsewhere, unmetered.
+    """
+    frame: Any = sys._getframe()
+    while frame.f_globals.get("__name__", "").startswith("gpu_admission"):
+        frame = frame.f_back
+    names = (*frame.f_locals.values(), *getattr(function, "__globals__", {}).values())
+    return any(value is function for value in names)
 
 
 def _is_route_of(referrer: object, function: Any) -> bool:

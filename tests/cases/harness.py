@@ -327,12 +327,13 @@ def _nothing() -> None:
 async def scenario(app: ASGIApp = working, **settings: Any) -> AsyncIterator[Scene]:
     """A scene whose end is checked: nothing held, nobody waiting, no task left over."""
     before = _tasks()
-    async with anyio.create_task_group() as group:
-        scene = Scene(app, group, settings)
-        yield scene
-        await scene.check_end()
-    await settle()
-    assert _tasks() <= before
+    with anyio.fail_after(60):
+        async with anyio.create_task_group() as group:
+            scene = Scene(app, group, settings)
+            yield scene
+            await scene.check_end()
+        await settle()
+        assert _tasks() <= before
 
 
 def _tasks() -> set[Any]:

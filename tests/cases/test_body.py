@@ -621,7 +621,7 @@ async def test_bl_15_other_scopes_pass_through_untouched(kind: str) -> None:
     seen: list[Any] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        seen.append((scope, receive, send, await receive()))
+        seen.append((scope, receive, await receive()))
         await send({"type": f"{kind}.answer"})
 
     async with scenario(app) as scene:
@@ -635,7 +635,7 @@ async def test_bl_15_other_scopes_pass_through_untouched(kind: str) -> None:
             sent.append(message)
 
         await scene.app(scope, receive, send)
-        assert seen == [(scope, receive, send, {"type": f"{kind}.startup"})]
+        assert seen == [(scope, receive, {"type": f"{kind}.startup"})]
         assert seen[0][0] is scope
         assert scope == {"type": kind}
         assert sent == [{"type": f"{kind}.answer"}]

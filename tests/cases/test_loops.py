@@ -216,7 +216,11 @@ def test_bl_54_eager_tasks_work() -> None:
         loop = asyncio.get_running_loop()
         loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
         await two_take_turns(admission)
-        await asyncio.gather(*(two_take_turns(admission) for _ in range(3)))
+        calls = [Call(GPUAdmission(working, admission=admission), b"x") for _ in range(3)]
+        for call in calls:
+            call.finish()
+        await asyncio.gather(*(call.run() for call in calls))
+        assert [call.status for call in calls] == [200, 200, 200]
 
     for _ in range(2):
-        asyncio.run(eagerly(Admission(capacity=100, estimator=1)))
+        asyncio.run(eagerly(Admission(capacity=100, estimator=60)))
