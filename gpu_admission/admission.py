@@ -271,8 +271,11 @@ class Admission:
         if waiter.left:
             raise ClientLeft("the client left while it waited")
         if state is REFUSED:
-            raise self._why_not(ticket)
-        raise self._refusals.timed_out(ticket.bytes, longest, setting)
+            rejected = self._why_not(ticket)
+        else:
+            rejected = self._refusals.timed_out(ticket.bytes, longest, setting)
+        rejected.waited = _monotonic() - ticket.arrived
+        raise rejected
 
     def _refuse_early(self, ticket: Ticket, longest: float, setting: str) -> None:
         if not self.settings.refuse_early:
@@ -336,6 +339,7 @@ class Admission:
                     bytes=rejected.needed or 0,
                     reason=rejected.reason,
                     status=rejected.status,
+                    waited=rejected.waited,
                 )
             )
 
@@ -362,19 +366,24 @@ class Admission:
                 return
             lease.ended = True
             now = _monotonic()
-            if lease.lesson is not None:
-                lease.lesson.end(lease)
-            if lease.outcome[0] == "ok":
-                self.succeeded_at = now
-            if self.supervisor.is_watching:
-                # Before its bytes are free: the next trial starts by what this one has shown.
-                self.report_outcome(lease.as_outcome(now), lease.ticket.device)
-            granted = lease.ledger.release(lease.ticket, now)
+            try:
+                self._learn_from(lease, now)
+            finally:
+                granted = lease.ledger.release(lease.ticket, now)
         if granted:
             self._wake(granted)
         if self.observers and lease.ticket.state is ENDED:  # else it was given in mode "off"
             self._tell("released", lease, held=now - lease.ticket.granted_at)
         self._end_late()
+
+    def _learn_from(self, lease: Lease, now: float) -> None:
+        """Before its bytes are free: the next one starts by what this one has shown."""
+        if lease.outcome[0] == "ok":
+            self.succeeded_at = now
+        if lease.lesson is not None:
+            lease.lesson.end(lease)
+        if self.supervisor.is_watching:
+            self.report_outcome(lease.as_outcome(now), lease.ticket.device)
 
     def _end_late(self) -> None:
         while self._late:

@@ -57,10 +57,11 @@ class GPUAdmission:
             return
         except ClientLeft:
             return
-        scope[SCOPE_KEY] = intake.body.lease = lease
+        intake.body.lease = lease
         answer = self._answer(intake, lease, send)
-        enter(lease)
         try:
+            scope[SCOPE_KEY] = lease
+            enter(lease)
             await self.app(scope, intake.body, answer)
             if isinstance(answer, Answer):
                 await answer.returned()
