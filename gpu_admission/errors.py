@@ -44,6 +44,8 @@ class Rejected(AdmissionError, HTTPException):
         self.capacity = capacity
         self.retry_after: int | None = None
         self.waiting = 0
+        self.waited = 0.0
+        """Seconds that it had been in the queue."""
 
     def complete(self, *, needed: int | None, capacity: int, waiting: int, retry_after: int) -> None:
         """Fill in what was not known where it was raised."""

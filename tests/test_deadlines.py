@@ -14,7 +14,7 @@ import trio.testing
 from gpu_admission import Admission, Estimate, GPUAdmission, Lane
 from gpu_admission import admission as controller
 from gpu_admission.errors import QueueTimeout
-from gpu_admission.types import Message, Receive, Scope, Send
+from gpu_admission.types import Event, Message, Receive, Scope, Send
 
 pytestmark = pytest.mark.anyio
 ON_TIME = pytest.approx(0.0, abs=0.05)
@@ -225,3 +225,18 @@ async def test_while_nothing_is_known_of_the_wait_nobody_is_refused_early() -> N
         lease = await room.acquire(Estimate(50), deadline=lambda: 10.0)
         assert lease.waited == pytest.approx(7.0)
         lease.release()
+
+
+async def test_observers_are_told_how_long_a_refused_request_had_waited() -> None:
+    events: list[Event] = []
+    room = admission(timeout=4.0, observers=[events.append])
+    async with anyio.create_task_group() as group:
+        group.start_soon(work, room, 100, 1000.0)
+        await anyio.sleep(1)
+        with pytest.raises(QueueTimeout):
+            async with room.lease(50):
+                pass
+        group.cancel_scope.cancel()
+    (refused,) = (event for event in events if event.kind == "refused")
+    assert refused.waited == pytest.approx(4.0)
+    assert refused.at - refused.waited == pytest.approx(1.0)
