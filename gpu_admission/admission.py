@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
@@ -80,7 +80,7 @@ class Admission:
         self.mode = settings.mode
         self.lane_names: tuple[str, ...] = tuple(lane.name for lane in settings.lanes)
         self.picks_lanes = settings.lane is not None or settings.flow is not None
-        self.counts: Counter[str] = Counter()
+        self.counts: dict[str, int] = defaultdict(int)
         self.needs_request_id = False
         self.observers: tuple[Observer, ...] = ()
         self._live()

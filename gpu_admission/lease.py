@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple
 
 import anyio
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpu_admission.budget.ticket import Ticket
     from gpu_admission.learning import Lesson
 
-P = ParamSpec("P")
+Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
 _current: ContextVar[Lease | None] = ContextVar("gpu_admission.lease", default=None)
@@ -42,7 +42,7 @@ def current_lease() -> Lease | None:
 def held_lease(admission: Admission) -> Lease | None:
     """The open lease of ``admission`` that the running request holds already."""
     lease = _current.get()
-    while lease is not None and (lease.ended or lease.admission is not admission):
+    while lease is not None and (lease.ended or lease._admission is not admission):
         lease = lease.outer
     return lease
 
@@ -70,17 +70,11 @@ def _started_alike(task: anyio.TaskInfo, other: anyio.TaskInfo) -> bool:
 class Lease:
     """The held right to use ``bytes`` of ``device``. It ends once; every method is thread-safe."""
 
-    # Defaults are the class's: most leases never need their own.
-    ended = False
-    outer: Lease | None = None
+    # Defaults are the class's, of what most leases never need.
     peak: int | None = None
     """What ``record_peak`` was told."""
-    outcome: tuple[Literal["ok", "error", "oom", "fault", "client"], str] = ("ok", "")
     task: anyio.TaskInfo | None = None
     """The request's task, where it sends its answer while the lease is in its context."""
-    lesson: Lesson | None = None
-    """For an estimator that learns from the end of this lease."""
-    _handles = 0
     _returned = False
 
     def __init__(
@@ -97,6 +91,12 @@ class Lease:
         """Seconds in the queue."""
         self.number = next(_numbers)
         """Counts leases in this process; joins the events of one lease."""
+        self.outer: Lease | None = None
+        self.ended = False
+        self.outcome: tuple[Literal["ok", "error", "oom", "fault", "client"], str] = ("ok", "")
+        self.lesson: Lesson | None = None
+        """For an estimator that learns from the end of this lease."""
+        self._handles = 0
 
     @property
     def admission(self) -> Admission:
@@ -266,7 +266,7 @@ def leave(lease: Lease) -> None:
         _current.set(lease.outer)
 
 
-async def outside(lease: Lease, call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+async def outside(lease: Lease, call: Callable[[*Arguments], Awaitable[T]], *args: *Arguments) -> T:
     """``await call(...)`` as if ``lease`` had not been entered: for what runs in the server.
 
     A server may start the connection's next request inside ``send`` or ``receive``, or in a
@@ -276,6 +276,6 @@ async def outside(lease: Lease, call: Callable[P, Awaitable[T]], *args: P.args, 
     inside = _current.get()
     _current.set(lease.outer)
     try:
-        return await call(*args, **kwargs)
+        return await call(*args)
     finally:
         _current.set(inside)

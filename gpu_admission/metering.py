@@ -155,10 +155,10 @@ def _methods(methods: Any) -> frozenset[str]:
     return frozenset(name.upper() for name in names) - {"OPTIONS"}
 
 
-async def estimate(rule: Rule, info: RequestInfo, otherwise: int) -> Estimate:
+async def estimate(rule: Rule, info: RequestInfo, otherwise: Callable[[], int]) -> Estimate:
     """What ``info`` is charged, between 1 byte and ``MAX_BYTES``.
 
-    A failed estimator is logged, and charged ``otherwise``. Raises ``UnreadableBody``, and
+    A failed estimator is logged, and charged ``otherwise()``. Raises ``UnreadableBody``, and
     ``TooLarge`` or ``QueueFull`` where unpacking the body for the estimator does.
     """
     estimator = rule.estimator
@@ -178,8 +178,9 @@ async def estimate(rule: Rule, info: RequestInfo, otherwise: int) -> Estimate:
         raise
     except Exception as error:
         name = type(error).__name__
-        logger.exception("the estimator of %s failed: charged %s", rule.route, format_bytes(otherwise))
-        return Estimate(max(1, otherwise), notes=(f"the estimator failed with {name}",))
+        charged = max(1, otherwise())
+        logger.exception("the estimator of %s failed: charged %s", rule.route, format_bytes(charged))
+        return Estimate(charged, notes=(f"the estimator failed with {name}",))
 
 
 async def _off_the_loop(estimator: Estimator, info: RequestInfo) -> object:

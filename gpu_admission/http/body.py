@@ -6,8 +6,6 @@ in ``workloads``; what it costs in ``estimators``.
 
 from __future__ import annotations
 
-from collections import deque
-
 import anyio
 
 from gpu_admission.budget.buffered import BufferedBytes
@@ -30,24 +28,42 @@ class Body:
     A disconnect that was seen is returned again on every later call, without suspending.
     """
 
-    size = 0
-    complete = False
-    disconnected: Message | None = None
-    failure: Exception | None = None
-    """What the server's ``receive`` raised while the client was watched."""
-    lease: Lease | None = None
-    """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
-    _extra = 0
+    __slots__ = (
+        "_backwards",
+        "_buffer",
+        "_extra",
+        "_limit",
+        "_messages",
+        "_receive",
+        "complete",
+        "disconnected",
+        "failure",
+        "lease",
+        "size",
+    )
 
     def __init__(self, receive: Receive, buffer: BufferedBytes, limit: int) -> None:
         self._receive = receive
         self._buffer = buffer
         self._limit = limit
-        self._messages: deque[Message] = deque()
+        self._messages: list[Message] = []
+        self._backwards = False
+        """Whether they have been turned round, so that the app takes each from the end of the list."""
+        self._extra = 0
+        self.size = 0
+        self.complete = False
+        self.disconnected: Message | None = None
+        self.failure: Exception | None = None
+        """What the server's ``receive`` raised while the client was watched."""
+        self.lease: Lease | None = None
+        """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
 
     async def __call__(self) -> Message:
         if self._messages:
-            return self._messages.popleft()
+            if not self._backwards:
+                self._backwards = True
+                self._messages.reverse()
+            return self._messages.pop()
         if self.disconnected is not None:
             return self.disconnected
         message = await (self._receive() if self.lease is None else outside(self.lease, self._receive))
@@ -89,7 +105,7 @@ class Body:
 
     def replace(self, content: bytes) -> None:
         """Make ``content`` the whole body that the app gets."""
-        self._messages = deque([{"type": "http.request", "body": content, "more_body": False}])
+        self._messages = [{"type": "http.request", "body": content, "more_body": False}]
 
     def hand_over(self) -> None:
         """It waits no more: what is buffered is the app's now, and not counted any longer."""

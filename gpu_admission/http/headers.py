@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from gpu_admission.types import Scope
 
 _DEADLINES = (b"x-request-deadline", b"x-stainless-read-timeout")
 
 
-def declared_length(scope: Scope) -> int | None:
-    """``Content-Length``, where it is a plain number; anything else is ignored and bytes are counted."""
-    value: bytes = dict(scope.get("headers", ())).get(b"content-length", b"")
-    return int(value) if value.isdigit() and len(value) < 20 else None
+def of_the_body(scope: Scope) -> tuple[int | None, Sequence[str]]:
+    """The body's length, where ``Content-Length`` is a plain number, and its content encodings.
 
-
-def encodings(scope: Scope) -> list[str]:
-    """The body's content encodings in the order in which they were applied."""
+    Encodings in the order in which they were applied. Any other length is ignored: bytes are counted.
+    """
     headers = scope.get("headers", ())
-    if b"content-encoding" not in dict(headers):
-        return []
+    named = dict(headers)
+    length: bytes = named.get(b"content-length", b"")
+    declared = int(length) if length.isdigit() and len(length) < 20 else None
+    return declared, _encodings(headers) if b"content-encoding" in named else ()
+
+
+def _encodings(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
     values = b",".join([value for name, value in headers if name == b"content-encoding"])
     names = (name.strip().lower() for name in values.decode("latin-1").split(","))
     return [name for name in names if name not in ("", "identity")]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import anyio.to_thread
@@ -18,7 +18,7 @@ from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import clamped
-from gpu_admission.http.headers import deadline, declared_length, encodings
+from gpu_admission.http.headers import deadline, of_the_body
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
 from gpu_admission.lease import Lease
@@ -32,12 +32,7 @@ logger = logging.getLogger("gpu_admission")
 class Intake:
     """One request on its way to a lease. ``body`` is the ``receive`` for the app behind."""
 
-    lane = 0
-    flow: Any = None
-    may_clamp = False
-    """Whether the app will read the body from us, so that it may be rewritten."""
-    clamped_to: int | None = None
-    """The token limit that was set in the body for a hot device."""
+    __slots__ = ("admission", "body", "clamped_to", "flow", "info", "lane", "may_clamp", "rule", "scope")
 
     def __init__(self, admission: Admission, rule: Rule, scope: Scope, receive: Receive) -> None:
         self.admission = admission
@@ -45,6 +40,12 @@ class Intake:
         self.scope = scope
         self.body = Body(receive, admission.buffer, admission.settings.max_body_bytes)
         self.info = RequestInfo(scope, path=rule.path, dialect=rule.dialect)
+        self.lane = 0
+        self.flow: Any = None
+        self.may_clamp = False
+        """Whether the app will read the body from us, so that it may be rewritten."""
+        self.clamped_to: int | None = None
+        """The token limit that was set in the body for a hot device."""
 
     async def lease(self) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``."""
@@ -55,8 +56,10 @@ class Intake:
             if not admission.supervisor.is_measured:
                 await admission.measure()
             admission.check_open()
-            self._check_declared()
-            estimated = await self._estimate()
+            declared, packed = of_the_body(self.scope)
+            if declared is not None and declared > admission.settings.max_body_bytes:
+                raise self._too_large(declared)
+            estimated = await self._estimate(packed)
             if admission.picks_lanes:
                 self._choose_lane()
             lease = await admission.acquire(
@@ -79,13 +82,18 @@ class Intake:
         finally:
             self.body.hand_over()
 
-    async def _estimate(self) -> Estimate:
+    async def _estimate(self, packed: Sequence[str]) -> Estimate:
         fallback = self.admission.settings.fallback
         try:
             if self.rule.needs_body:
-                await self._read()
-                await self._clamp()
-            return await estimate(self.rule, self.info, fallback or self.admission.largest)
+                await self.body.read()
+                self.info.read_from(self._unpacking(packed) if packed else self.body.content)
+                if packed:
+                    # However short it is: a few bytes may unpack to all that is allowed.
+                    await anyio.to_thread.run_sync(_read_ahead, self.info)
+                elif self.may_clamp:
+                    await self._clamp()
+            return await estimate(self.rule, self.info, self._otherwise)
         except UnreadableBody as error:
             if fallback is None:
                 raise
@@ -93,29 +101,23 @@ class Intake:
         finally:
             self.info.forget()
 
-    def _check_declared(self) -> None:
-        declared = declared_length(self.scope)
-        limit = self.admission.settings.max_body_bytes
-        if declared is not None and declared > limit:
-            raise TooLarge(
-                "body_too_large",
-                f"Content-Length of {format_bytes(declared)} is above max_body_bytes={format_bytes(limit)}",
-            )
+    def _otherwise(self) -> int:
+        """Bytes charged where the estimator fails."""
+        return self.admission.settings.fallback or self.admission.largest
 
-    async def _read(self) -> None:
-        await self.body.read()
-        packed = encodings(self.scope)
-        self.info.read_from(self._unpacking(packed) if packed else self.body.content)
-        if packed:
-            # However short it is: a few bytes may unpack to all that is allowed.
-            await anyio.to_thread.run_sync(_read_ahead, self.info)
+    def _too_large(self, declared: int) -> TooLarge:
+        limit = self.admission.settings.max_body_bytes
+        return TooLarge(
+            "body_too_large",
+            f"Content-Length of {format_bytes(declared)} is above max_body_bytes={format_bytes(limit)}",
+        )
 
     async def _clamp(self) -> None:
-        factor = self.admission.supervisor.clamp if self.may_clamp else None
-        if factor is not None and not encodings(self.scope):
+        factor = self.admission.supervisor.clamp
+        if factor is not None:
             self.clamped_to = await clamped(self.scope, self.body, self.info, factor)
 
-    def _unpacking(self, packed: list[str]) -> Callable[[], bytes]:
+    def _unpacking(self, packed: Sequence[str]) -> Callable[[], bytes]:
         """What unpacks the body. It does not hold this object: that would be a cycle."""
         limit = self.admission.settings.max_body_bytes
         return functools.partial(_unpacked, self.body, packed, limit, self.admission.buffer)
@@ -166,5 +168,5 @@ def _key(flow: Any) -> Any:
     return "" if flow is None else flow
 
 
-def _unpacked(body: Body, packed: list[str], limit: int, buffer: BufferedBytes) -> bytes:
+def _unpacked(body: Body, packed: Sequence[str], limit: int, buffer: BufferedBytes) -> bytes:
     return unpack(body.content(), packed, limit, buffer)
