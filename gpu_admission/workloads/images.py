@@ -16,7 +16,7 @@ Size: TypeAlias = tuple[int, int]
 
 UNKNOWN: Final[Size] = (0, 0)
 """A size that can't be read: of a remote image, a broken one, or without ``imagesize``."""
-HEADS: Final = (4 * 1024, 64 * 1024, 1024 * 1024)
+HEADS: Final = (1024, 64 * 1024, 1024 * 1024)
 """Characters of base64 that a size is looked for in, one after the other."""
 _BASE64 = ";base64,"
 

@@ -110,7 +110,8 @@ def _openai_tiles(width: int, height: int) -> int:
 
 
 def _most_of_all(width: int, height: int) -> int:
-    return max(rule(width, height) for name, rule in FAMILIES.items() if name != "any")
+    rules = (_QWEN2, _QWEN3, _llava_next, _internvl, _PIXTRAL)  # one of these is always the largest
+    return max(rule(width, height) for rule in rules)
 
 
 def _tilings() -> tuple[tuple[int, float], ...]:
@@ -119,6 +120,9 @@ def _tilings() -> tuple[tuple[int, float], ...]:
 
 
 _TILINGS = _tilings()
+_QWEN2 = _scaled_to_pixels(28, 4, 16384)
+_QWEN3 = _scaled_to_pixels(32, 4, 16384)
+_PIXTRAL = _rows_with_ends(1024, 16)
 
 FAMILIES: Final[Mapping[str, Rule]] = {
     "any": _most_of_all,
@@ -129,9 +133,9 @@ FAMILIES: Final[Mapping[str, Rule]] = {
     "llava-next": _llava_next,
     "mistral-small-3.1": _rows_with_ends(1540, 28),
     "openai": _openai_tiles,
-    "pixtral": _rows_with_ends(1024, 16),
-    "qwen2-vl": _scaled_to_pixels(28, 4, 16384),
-    "qwen2.5-vl": _scaled_to_pixels(28, 4, 16384),
-    "qwen3-vl": _scaled_to_pixels(32, 4, 16384),
+    "pixtral": _PIXTRAL,
+    "qwen2-vl": _QWEN2,
+    "qwen2.5-vl": _QWEN2,
+    "qwen3-vl": _QWEN3,
 }
 """The rule of each family by its name."""

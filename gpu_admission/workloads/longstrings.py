@@ -51,6 +51,8 @@ class LongString:
     def head(self, length: int) -> str:
         """The first ``length`` bytes, decoded; a broken last character is left out."""
         piece = self._body[self._start : min(self._start + length, self._end)]
+        if b"\\" not in piece:
+            return piece.decode("utf-8", "ignore")
         for stop in range(len(piece), max(len(piece) - 12, -1), -1):
             try:
                 text: str = json.loads(b'"' + piece[:stop] + b'"', strict=False)

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
 
-from gpu_admission.workloads.jsonbody import JSONObject, LongList
+from gpu_admission.workloads.jsonbody import LARGE, JSONObject, LongList
 
 TokensOption: TypeAlias = Any
 """``"expected"``, ``"safe"``, ``"bound"``, or an object of tokenizers, tiktoken or transformers."""
@@ -61,7 +61,8 @@ class Rate:
         return (body.size(text) * self._percent + 99) // 100
 
     def texts(self, body: JSONObject, texts: list[str]) -> int:
-        size = body.size("".join(texts)) if body.is_whole else sum(map(body.size, texts))
+        small = body.total < LARGE and body.is_whole
+        size = body.size("".join(texts)) if small else sum(map(body.size, texts))
         return (size * self._percent + 99) // 100 + len(texts)
 
     def json(self, body: JSONObject, value: Any) -> int:

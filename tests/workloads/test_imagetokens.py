@@ -58,6 +58,13 @@ def test_an_unknown_size_costs_the_most_that_a_family_can(family: str) -> None:
     )
 
 
+def test_any_is_no_less_than_each_family() -> None:
+    sides = (*range(1, 400, 7), *range(400, 5000, 211), 20_000)
+    for width in sides:
+        for height in sides:
+            assert FAMILIES["any"](width, height) >= max(rule(width, height) for rule in FAMILIES.values())
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_an_absurd_shape_still_has_a_finite_size(family: str) -> None:
     assert 1 <= FAMILIES[family](1, 2**31) < 2**26
