@@ -46,7 +46,7 @@ def tokens(info: RequestInfo) -> int:
 
 
 def by_path(lanes: Mapping[str, str]) -> Callable[[RequestInfo], str | None]:
-    """The lane of the path pattern that matches: ``by_path({"/v1/embeddings": "quick", "/batch/**": "slow"})``.
+    """The lane of the first pattern that matches: ``by_path({"/v1/embeddings": "quick", "/v1/*": "chat"})``.
 
     Paths that match none go to the first lane of the admission. Raises ``TypeError`` or
     ``ValueError`` for what is no pattern or no name.
