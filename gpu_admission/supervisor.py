@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from gpu_admission.settings import Settings
 from gpu_admission.types import Device, DeviceReading, Guard, Outcome
 from gpu_admission.verdict import Verdict, is_news, together, verdict_of
@@ -171,24 +173,25 @@ class Supervisor:
         """Why a capacity can't be measured; empty where all are known."""
         return next((watched.failure for watched in self._watched if watched.failure), "")
 
-    def _begin(self, index: int, now: float) -> int | None:
-        """Let the guards of device ``index`` begin, once its capacity is known: its bytes, if measured."""
+    def _begin(self, index: int, now: float) -> None:
+        """Let the guards of device ``index`` begin, once its capacity is known."""
         watched, overcommit = self._watched[index], self._settings.overcommit
         if not self._measures:
             watched.begin(None, overcommit)
-            return None
+            return
         reading, _ = self.reading(index, now)
         if reading is None:
-            return None
+            return
         try:
             measured = self._measure_one(watched.device, reading)
         except ValueError as error:
             logger.log(logging.DEBUG if watched.failure else logging.ERROR, "%s", error)
             watched.failure = str(error)
-            return None
+            return
         logger.info("%s%s", measured.explanation, self._why)
         watched.begin(measured, overcommit)
-        return int(measured.bytes * overcommit)
+        watched.verdict = Verdict()
+        self._apply(index, watched.verdict, int(measured.bytes * overcommit))
 
     def _measure_one(self, device: Device, reading: DeviceReading) -> Capacity:
         from gpu_admission.devices import measure
@@ -235,12 +238,13 @@ class Supervisor:
         """Ask the guards of device ``index`` again, and put what they say into force."""
         with self._lock:
             watched, now = self._watched[index], _monotonic()
-            measured = None if watched.begun else self._begin(index, now)
+            if not watched.begun:
+                self._begin(index, now)
             verdict = self._verdict(index, now)
-            if verdict == watched.verdict and measured is None:
+            if verdict == watched.verdict:
                 return
             watched.verdict = verdict
-            self._apply(index, verdict, measured)
+            self._apply(index, verdict, None)
             capacity, _ = self._held(index)
             if is_news(verdict, watched.told, capacity or 0):
                 watched.told = verdict
@@ -252,9 +256,17 @@ class Supervisor:
             return Verdict(0, "capacity", watched.failure, retry_at=now + _MEASURED_AGAIN_IN)
         if not watched.begun:
             return watched.verdict
+        return watched.ask(self._shown(index, now), watched.take_outcomes(), now)
+
+    def _shown(self, index: int, now: float) -> Sequence[DeviceReading]:
+        """The latest readings; the last one with the capacity of now, which may be newer than it."""
         capacity, held = self._held(index)
-        blank = DeviceReading(capacity=capacity, held=held, taken_at=now)
-        return watched.ask(self._latest(index) or (blank,), watched.take_outcomes(), now)
+        latest = self._latest(index)
+        if not latest:
+            return (DeviceReading(capacity=capacity, held=held, taken_at=now),)
+        if latest[-1].capacity == capacity:
+            return latest
+        return (*latest[:-1], msgspec.structs.replace(latest[-1], capacity=capacity))
 
     # what holds
 
