@@ -15,7 +15,7 @@ from gpu_admission import GPUAdmission
 from gpu_admission.estimators import Constant
 from gpu_admission.planning.demo.app import build_app
 from gpu_admission.planning.demo.engine import DeviceMemoryError, Job, JobDroppedError
-from gpu_admission.planning.demo.protect import Slots, Unprotected
+from gpu_admission.planning.demo.protect import Bytes, Slots, Unprotected
 from gpu_admission.planning.demo.trace import PATH, Ask
 from gpu_admission.planning.demo.wall import Meter
 from gpu_admission.types import ASGIApp, Message
@@ -196,3 +196,18 @@ async def test_slots_let_so_many_in_and_stats_past_them() -> None:
 async def test_unprotected_is_the_app_itself() -> None:
     app = app_on(ByHand())
     assert Unprotected().wrap(app) is app
+
+
+async def test_bytes_put_the_budget_in_front_and_count_with_the_demos_own_tokenizer() -> None:
+    engine = ByHand()
+    door = Bytes(1000, {"prompt_tokens": 10, "new_tokens": 50}, 100).wrap(app_on(engine))
+    assert isinstance(door, GPUAdmission)
+    async with client(door) as http:
+        request = asyncio.create_task(http.post(PATH, json=Ask(20, 3).body))
+        job = await engine.jobs.get()
+        assert 1000 >= door.admission.snapshot().in_use >= 100 + 10 * len(job.prompt) + 50 * 3
+        refused = await http.post(PATH, json=Ask(20, 30).body)
+        job.end()
+        assert (await request).status_code == 200
+    assert refused.status_code == 413
+    assert engine.jobs.empty()

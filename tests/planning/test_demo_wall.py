@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from gpu_admission.planning.demo import wall as walls
-from gpu_admission.planning.demo.wall import ENVIRONMENT, DataSegmentWall, Meter, wall_for
+from gpu_admission.planning.demo.wall import ENVIRONMENT, HEAP_RESERVE, DataSegmentWall, Meter, wall_for
 
+resource = pytest.importorskip("resource", reason="Windows has no limits of this kind")
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RLIMIT_DATA is Linux's")
 
 BEHIND_THE_WALL = """
@@ -79,17 +80,29 @@ print(json.dumps(facts))
 
 
 @linux
-def test_a_kernel_that_does_not_enforce_the_limit_is_found_out() -> None:
-    facts = in_a_process("""
-import json, resource
-from gpu_admission.planning.demo.wall import DataSegmentWall
-resource.setrlimit = lambda *_: None
-try:
-    DataSegmentWall().raise_at(2**20)
-except OSError as error:
-    print(json.dumps({"error": str(error)}))
-""")
-    assert facts == {"error": "this kernel does not enforce RLIMIT_DATA: no memory wall to be had"}
+def test_a_kernel_that_does_not_enforce_the_limit_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    with pytest.raises(OSError, match="does not enforce RLIMIT_DATA"):
+        DataSegmentWall().raise_at(2**20)
+
+
+@linux
+def test_the_limit_is_what_is_in_use_and_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, tuple[int, int]]] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append((kind, limits)))
+    monkeypatch.setattr(walls, "_allocates", lambda size: False)
+    wall = DataSegmentWall()
+    wall.raise_at(5 * 2**20)
+    [(kind, (soft, hard))] = asked
+    assert kind == resource.RLIMIT_DATA
+    assert hard == resource.getrlimit(resource.RLIMIT_DATA)[1]
+    assert soft - 5 * 2**20 == wall._baseline > HEAP_RESERVE
+    assert abs(wall.used()) < 2**20
+
+
+def test_memory_that_there_is_not_is_not_had() -> None:
+    assert not walls._allocates(2**62)
+    assert walls._allocates(1)
 
 
 def test_without_proc_there_is_no_wall(monkeypatch: pytest.MonkeyPatch) -> None:

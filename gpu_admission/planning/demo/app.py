@@ -65,8 +65,7 @@ async def _answer(request: Request, job: Job) -> Response:
 
 
 async def _cancel_when_gone(request: Request, job: Job) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    await request.receive()  # after the body there is only one message left: http.disconnect
     job.cancel()
 
 

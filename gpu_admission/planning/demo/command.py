@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     try:
         report = run(plan, _say, _watch)
-    except (ServerError, ValueError) as error:
+    except (ServerError, ValueError, RuntimeError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:
         return 130
@@ -55,10 +55,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-admission demo", description=_DESCRIPTION)
     add = parser.add_argument
     add("--clients", type=_count, default=48, help="that send at once (default %(default)s)")
-    add("--requests", type=_count, default=200, help="of the trace to replay (default %(default)s)")
+    add("--requests", type=_count, default=160, help="of the trace to replay (default %(default)s)")
     add("--engine", choices=("batch", "threads"), default="batch", help="batch all, or a thread for each")
-    add("--wall", type=_size, default="48MiB", help="room beside the weights (default %(default)s)")
-    add("--seconds", type=_count, default=170, help="for everything together (default %(default)s)")
+    add("--wall", type=_size, default="36MiB", help="room beside the weights (default %(default)s)")
+    add("--seconds", type=_count, default=165, help="for everything together (default %(default)s)")
     add("--html", type=Path, metavar="FILE", help="write the report there too")
     return parser
 

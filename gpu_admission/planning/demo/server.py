@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from gpu_admission.planning.demo.engine import Engine
     from gpu_admission.planning.demo.model import Decoder
 
+STDIN = 0
+PATIENCE = 10.0
+"""Seconds that a server has to end by itself."""
 EngineName = Literal["batch", "threads"]
 
 
@@ -82,7 +85,7 @@ class ServerProcess:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
-            self._process.wait(10)
+            self._process.wait(PATIENCE)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -128,7 +131,7 @@ def _web_server(app: Any) -> uvicorn.Server:
 
 def _stop_when_parent_does(server: uvicorn.Server) -> None:
     """Its end of the pipe closes when it is done with us, and also when it dies."""
-    while os.read(0, 1):
+    while os.read(STDIN, 1):
         pass
     logging.getLogger("uvicorn.error").disabled = True  # what is cut off now is no news
     server.should_exit = True

@@ -8,10 +8,10 @@ import msgspec
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of the model. Embedding and output matrix are one (tied), as in many small models."""
 
-    layers: int = 6
-    hidden: int = 640
-    heads: int = 10
-    vocabulary: int = 32768
+    layers: int = 5
+    hidden: int = 704
+    heads: int = 11
+    vocabulary: int = 36864
     context: int = 2048
 
     @property
