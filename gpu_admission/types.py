@@ -5,6 +5,7 @@ Values only: nothing here waits, decides or touches a device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -94,6 +95,13 @@ class Dialect(Protocol):
 
 
 _UNREAD: Any = object()
+
+
+@functools.lru_cache(maxsize=256)
+def _dialect_for(path: str) -> Dialect:
+    from gpu_admission.workloads import dialect_for
+
+    return dialect_for(path)
 
 
 class RequestInfo:
@@ -190,9 +198,7 @@ class RequestInfo:
     def dialect(self) -> Dialect:
         """What reads the body: as the admission was told, or else chosen by ``path``."""
         if self._dialect is None:
-            from gpu_admission.workloads import dialect_for
-
-            self._dialect = dialect_for(self.path)
+            self._dialect = _dialect_for(self.path)
         return self._dialect
 
 

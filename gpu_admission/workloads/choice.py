@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final
 
 from gpu_admission.types import Dialect
@@ -90,7 +90,6 @@ def dialect(choice: str | Dialect, **options: Any) -> Dialect:
     return choice
 
 
-@lru_cache(maxsize=256)
 def dialect_for(path: str) -> Dialect:
     """The dialect of a request to ``path``, by its last segments; ``Guess`` for any other."""
     return _by_default(name_for(path))
