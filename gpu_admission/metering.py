@@ -16,18 +16,14 @@ import numbers
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import anyio.to_thread
-
 from gpu_admission.errors import Rejected
 from gpu_admission.learning import learns
 from gpu_admission.patterns import Patterns, route_path
+from gpu_admission.reading import is_large, read_aside
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 from gpu_admission.types import Dialect, Estimate, Estimator, RequestInfo, Scope
 
 logger = logging.getLogger("gpu_admission")
-
-OFFLOAD_BYTES = 256 * 1024
-"""Bodies above this are estimated in a worker thread."""
 
 
 class Rule:
@@ -165,7 +161,7 @@ async def estimate(rule: Rule, info: RequestInfo, otherwise: Callable[[], int]) 
     try:
         if estimator is None:
             raise LookupError(f"no pattern of the estimator mapping matches {rule.route}")
-        if rule.needs_body and len(info.body) > OFFLOAD_BYTES:
+        if rule.needs_body and is_large(info):
             result: object = await _off_the_loop(estimator, info)
         else:
             result = estimator(info)
@@ -186,8 +182,8 @@ async def estimate(rule: Rule, info: RequestInfo, otherwise: Callable[[], int]) 
 async def _off_the_loop(estimator: Estimator, info: RequestInfo) -> object:
     """A large body is read in a worker thread, and by a plain estimator also estimated there."""
     if not _is_async(estimator):
-        return await anyio.to_thread.run_sync(estimator, info)
-    await anyio.to_thread.run_sync(_read_ahead, info)
+        return await read_aside(estimator, info)
+    await read_aside(_read_ahead, info)
     return estimator(info)
 
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable
 
-import anyio.to_thread
-
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.http.body import Body
-from gpu_admission.metering import OFFLOAD_BYTES
+from gpu_admission.reading import is_large, read_aside
 from gpu_admission.types import Message, RequestInfo, Scope, Send
 
 logger = logging.getLogger("gpu_admission")
@@ -23,8 +21,7 @@ HEADER = b"x-gpu-admission-max-tokens"
 
 async def clamped(scope: Scope, body: Body, info: RequestInfo, factor: float) -> int | None:
     """Lower the request's limit by ``factor``; the new one, or ``None`` where there is none to lower."""
-    large = len(info.body) > OFFLOAD_BYTES
-    found = await anyio.to_thread.run_sync(_shorter, info, factor) if large else _shorter(info, factor)
+    found = await read_aside(_shorter, info, factor) if is_large(info) else _shorter(info, factor)
     if found is None:
         return None
     limit, shorter = found

@@ -11,8 +11,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import anyio.to_thread
-
 from gpu_admission.admission import Admission
 from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
@@ -23,6 +21,7 @@ from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
 from gpu_admission.lease import Lease
 from gpu_admission.metering import Rule, estimate
+from gpu_admission.reading import read_aside
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Receive, RequestInfo, Scope
 
@@ -90,7 +89,7 @@ class Intake:
                 self.info.read_from(self._unpacking(packed) if packed else self.body.content)
                 if packed:
                     # However short it is: a few bytes may unpack to all that is allowed.
-                    await anyio.to_thread.run_sync(_read_ahead, self.info)
+                    await read_aside(_read_ahead, self.info)
                 elif self.may_clamp:
                     await self._clamp()
             return await estimate(self.rule, self.info, self._otherwise)
