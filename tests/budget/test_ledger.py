@@ -80,7 +80,7 @@ def test_without_bypass_it_is_first_in_first_out() -> None:
 
 
 def test_small_ones_pass_a_head_that_does_not_fit_and_the_others_do_not() -> None:
-    """Small: no larger than the median of what has been asked lately."""
+    """Small: at most a quarter of the head, or among the smallest that asked for little together."""
     bench = Bench()
     for name, size in {"a": 10, "b": 10, "c": 10, "d": 50, "head": 80, "small": 10, "middling": 11}.items():
         bench.ask(name, size)
