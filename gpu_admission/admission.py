@@ -227,6 +227,8 @@ class Admission:
             return self._refusals.closed(self._closed, _monotonic())
         if ticket.bytes > self._ledger.largest(ticket.lane):
             return self._refusals.too_large(ticket.bytes, ticket.lane)
+        if self._trying is not None:
+            return self._refusals.closed(self._trying, _monotonic())
         return self._refusals.queue_full(ticket.lane, of_flow=not self._ledger.is_full(ticket.lane))
 
     def _patience(

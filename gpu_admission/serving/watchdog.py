@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol
 import anyio
 import anyio.to_thread
 
-from gpu_admission.guards.classify import classify
 from gpu_admission.types import Outcome
 
 logger = logging.getLogger("gpu_admission")
@@ -25,12 +24,15 @@ logger = logging.getLogger("gpu_admission")
 class Reported(Protocol):
     """An admission, for all that is called of it here."""
 
-    def report_outcome(self, outcome: Outcome, /) -> object: ...
+    def classify(self, error: BaseException, /) -> tuple[Literal["error", "oom", "fault", "client"], str]: ...
+
+    def report_outcome(self, outcome: Outcome, device: int, /) -> object: ...
 
 
 class Watchdog:
     """Runs ``probe`` every ``every`` seconds and reports how it ended to ``admission``'s guards.
 
+    ``device`` is the place, in the admission's ``devices``, of the one that it runs on.
     ``probe`` takes no arguments; a plain function runs in a thread, a coroutine function on
     the event loop. One that is not back after ``limit`` seconds counts as an error, and as a
     device fault after ``hung_after`` times in a row: nothing but a restart frees a thread
@@ -45,6 +47,7 @@ class Watchdog:
         probe: Callable[[], Any] | Callable[[], Awaitable[Any]],
         *,
         admission: Reported,
+        device: int = 0,
         every: float = 30.0,
         limit: float = 30.0,
         hung_after: int = 3,
@@ -54,10 +57,12 @@ class Watchdog:
         for setting, seconds in (("every", every), ("limit", limit)):
             if not 0 < seconds < math.inf:
                 raise ValueError(f"{setting} must be above 0 seconds and finite, got {seconds!r}")
-        if isinstance(hung_after, bool) or not isinstance(hung_after, int) or hung_after < 1:
-            raise ValueError(f"hung_after must be an int of 1 or more, got {hung_after!r}")
+        for setting, count, least in (("hung_after", hung_after, 1), ("device", device, 0)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ValueError(f"{setting} must be an int of {least} or more, got {count!r}")
         self._probe = probe
         self._admission = admission
+        self._device = device
         self._every = every
         self._limit = limit
         self._hung_after = hung_after
@@ -67,7 +72,7 @@ class Watchdog:
     async def run(self) -> None:
         """Probe until cancelled."""
         while True:
-            self._admission.report_outcome(await self.look())
+            self._admission.report_outcome(await self.look(), self._device)
             await anyio.sleep(self._every)
 
     async def look(self) -> Outcome:
@@ -81,7 +86,7 @@ class Watchdog:
         except Exception as error:
             self._hung = 0
             logger.warning("watchdog: the probe failed with %s: %s", type(error).__name__, error)
-            return _outcome(classify(error) or "error", type(error).__name__)
+            return _outcome(*self._admission.classify(error))
         if scope.cancelled_caught:
             return self._late()
         self._hung = 0
@@ -106,5 +111,5 @@ class Watchdog:
         return _outcome("fault" if self._hung >= self._hung_after else "error", "WatchdogTimeout")
 
 
-def _outcome(kind: Literal["ok", "error", "oom", "fault"], error: str = "") -> Outcome:
+def _outcome(kind: Literal["ok", "error", "oom", "fault", "client"], error: str = "") -> Outcome:
     return Outcome(kind, 0, error, time.monotonic())

@@ -6,7 +6,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gpu_admission.guards import FaultGuard, OutOfMemoryGuard
+from gpu_admission.guards import FaultGuard, OutOfMemoryGuard, classify
 from gpu_admission.serving.watchdog import Watchdog
 from gpu_admission.types import Outcome
 
@@ -22,7 +22,11 @@ class Admission:
         self.enough = enough
         self.done = anyio.Event()
 
-    def report_outcome(self, outcome: Outcome) -> None:
+    def classify(self, error: BaseException) -> tuple[Any, str]:
+        return classify(error) or "error", type(error).__name__
+
+    def report_outcome(self, outcome: Outcome, device: int) -> None:
+        assert device == 0
         self.outcomes.append(outcome)
         for guard in self.guards:
             guard.ceiling((), [outcome], outcome.at)
@@ -115,6 +119,7 @@ async def test_a_probe_that_comes_back_starts_the_count_anew() -> None:
         ({"every": 0}, ValueError, "every must be above 0 seconds"),
         ({"limit": float("inf")}, ValueError, "limit must be above 0 seconds and finite"),
         ({"hung_after": 0}, ValueError, "hung_after must be an int of 1 or more"),
+        ({"device": -1}, ValueError, "device must be an int of 0 or more"),
     ],
 )
 async def test_wrong_settings_are_refused_by_name(
