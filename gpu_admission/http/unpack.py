@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from gpu_admission.budget.buffered import BufferedBytes
@@ -71,30 +71,44 @@ def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
 
 def _gzip(body: bytes) -> Iterator[bytes]:
     """All members of a gzip file, one after the other."""
-    while body:
-        stream = zlib.decompressobj(wbits=31)
-        yield from _inflate(stream, body)
-        body = stream.unused_data
+    at = 0
+    while at < len(body):
+        at = yield from _inflate(zlib.decompressobj(wbits=31), body, at)
 
 
 def _deflate(body: bytes) -> Iterator[bytes]:
     """zlib's format as the standard says, or raw deflate as some clients send."""
     wrapped = len(body) >= 2 and body[0] & 15 == 8 and int.from_bytes(body[:2]) % 31 == 0
-    stream = zlib.decompressobj(wbits=15 if wrapped else -15)
-    yield from _inflate(stream, body)
-    if stream.unused_data:
+    end = yield from _inflate(zlib.decompressobj(wbits=15 if wrapped else -15), body, 0)
+    if end < len(body):
         raise ValueError("bytes after the end")
 
 
-def _inflate(stream: Any, body: bytes) -> Iterator[bytes]:
-    data = body
+def _inflate(stream: Any, body: bytes, at: int) -> Generator[bytes, None, int]:
+    """The stream that begins at ``at``, in pieces; returns where it ends.
+
+    It is fed in slices that grow: what a slice leaves over is copied, and a body of many
+    tiny members must not copy a large one for each.
+    """
+    size = 1024
     while not stream.eof:
+        if at >= len(body):
+            raise EOFError("cut short")
+        data = body[at : at + size]
+        at += len(data)
+        size = min(2 * size, _STEP)
+        yield from _drain(stream, data)
+    return at - len(stream.unused_data)
+
+
+def _drain(stream: Any, data: bytes) -> Iterator[bytes]:
+    """What comes of ``data``, in pieces of at most ``_STEP``."""
+    piece = b"more"
+    while piece and not stream.eof:
         piece = stream.decompress(data, _STEP)
         data = stream.unconsumed_tail
         if piece:
             yield piece
-        elif not stream.eof:
-            raise EOFError("cut short")
 
 
 def _brotli(body: bytes) -> Iterator[bytes]:
