@@ -3,54 +3,56 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gpu_admission.devices.host import HostMemory
-
-LIMIT = 768 * 2**20
+from tests.devices.cgroup import small_group
 
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group of our own that may use ``LIMIT`` bytes; skips where we may not make one."""
-    parents = [(files, folder) for files, folder, _ in HostMemory()._cgroups()]
-    for files, parent in parents:
-        folder = parent / f"gpu_admission_test_{os.getpid()}"
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            (folder / files.limit).write_text(str(LIMIT))
-            yield folder
-            return
-        except OSError:
-            continue
-        finally:
-            folder.rmdir()
-    pytest.skip("no right to make a memory control group here")
+    with small_group() as folder:
+        yield folder
 
 
-@pytest.mark.slow
-def test_beside_a_hog_requests_wait_and_none_fails_and_all_run_again_when_it_has_gone(group: Path) -> None:
+def told_by(module: str, group: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.devices.hog_scenario", str(group)],
+        [sys.executable, "-m", module, str(group)],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=120,
     )
     assert done.returncode == 0, f"killed for memory? {done.stderr}"
-    told = json.loads(done.stdout)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+@pytest.mark.slow
+def test_beside_a_hog_requests_wait_and_none_fails_and_all_run_again_when_it_has_gone(group: Path) -> None:
+    told = told_by("tests.devices.hog_scenario", group)
     assert told["hog"] == 0, "the hog kept its memory too"
     assert 2 <= told["with_hog"] < told["alone"]
     assert told["waiting"] == 1
     assert "other use of the device leaves" in told["reason"]
     assert told["looks"] <= 3, "at two looks a second that is within two seconds"
     assert told["after"] >= told["alone"] - 1
+
+
+@pytest.mark.slow
+def test_behind_the_middleware_a_hog_makes_requests_wait_and_fails_none(group: Path) -> None:
+    """The same through ``GPUAdmission``, with clients that never rest and its own readings thread."""
+    told = told_by("tests.devices.hog_service", group)
+    assert told["hog"] == 0, "the hog kept its memory too"
+    assert 2 <= told["with_hog"] < told["alone"]
+    assert told["waiting"] > 0
+    assert "other use of the device leaves" in told["reason"]
+    assert told["failed"] == []
+    assert told["served"] > told["alone"]
+    assert told["looks"] <= 3, "at two looks a second that is within two seconds"
+    assert told["after"] >= told["alone"]
