@@ -380,12 +380,13 @@ class Admission:
 
     def _learn_from(self, lease: Lease, now: float) -> None:
         """Before its bytes are free: the next one starts by what this one has shown."""
-        if lease.outcome[0] == "ok":
+        kind, error = lease.outcome
+        if kind == "ok":
             self.succeeded_at = now
         if lease.lesson is not None:
             lease.lesson.end(lease)
         if self.supervisor.is_watching:
-            self.report_outcome(lease.as_outcome(now), lease.ticket.device)
+            self.supervisor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, now)
 
     def _end_late(self) -> None:
         while self._late:
@@ -481,7 +482,8 @@ class Admission:
 
     def report_outcome(self, outcome: Outcome, device: int = 0) -> None:
         """Tell the guards of a device how work on it ended: leases do so by themselves."""
-        self.supervisor.ended(device, outcome)
+        if self.supervisor.is_watching:
+            self.supervisor.ended(device, outcome.kind, outcome.bytes, outcome.error, outcome.at)
 
     def _held(self, device: int) -> tuple[int | None, int | None]:
         account = self._ledger.accounts[device]

@@ -17,7 +17,7 @@ import anyio
 
 from gpu_admission.errors import Rejected
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import Estimate, Outcome
+from gpu_admission.types import Estimate
 
 if TYPE_CHECKING:
     from gpu_admission.admission import Admission
@@ -180,10 +180,6 @@ class Lease:
             self._handles -= 1
         if self._returned and not self._handles:
             self._admission._end(self)
-
-    def as_outcome(self, now: float) -> Outcome:
-        kind, error = self.outcome
-        return Outcome(kind, self.ticket.bytes, error, now)
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "open"

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -31,11 +31,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpu_admission")
 _monotonic = time.monotonic
 _REMEMBERED = 1024
+_URGENT = frozenset({"oom", "fault"})
 _MEASURED_AGAIN_IN = 5.0
 """Seconds that a refusal asks to wait while a capacity can't be measured; each reading tries anew."""
 
 Apply = Callable[[int, Verdict, int | None], object]
 """``(device index, verdict, measured bytes or None)``: puts them into force. Called under the lock."""
+Kind: TypeAlias = Literal["ok", "error", "oom", "fault", "client"]
+End: TypeAlias = tuple[Kind, int, str, float]
+"""The fields of an ``Outcome``, which is made of them when guards are asked."""
 
 
 class Watched:
@@ -47,7 +51,7 @@ class Watched:
         self.verdict = Verdict()
         self.told = Verdict()
         """What the log was told last."""
-        self.outcomes: deque[Outcome] = deque(maxlen=_REMEMBERED)
+        self.outcomes: deque[End] = deque(maxlen=_REMEMBERED)
         """Not shown to the guards yet."""
         self.begun = False
         """Its capacity is known, and its guards are asked."""
@@ -58,7 +62,7 @@ class Watched:
 
     def take_outcomes(self) -> list[Outcome]:
         """Those that no guard has seen; others may be added meanwhile."""
-        return [self.outcomes.popleft() for _ in range(len(self.outcomes))]
+        return [Outcome(*self.outcomes.popleft()) for _ in range(len(self.outcomes))]
 
     def begin(self, measured: Capacity | None, overcommit: float) -> None:
         for guard in self.guards:
@@ -221,17 +225,15 @@ class Supervisor:
         if self.readings is not None:
             self.readings.stop()
 
-    def ended(self, index: int, outcome: Outcome) -> None:
-        """Tell the guards of device ``index`` how work on it ended.
+    def ended(self, index: int, kind: Kind, size: int, error: str, at: float) -> None:
+        """Tell the guards of device ``index`` how work on it ended; only while ``is_watching``.
 
         Out of memory, and a fault, they hear at once, and everything while it is tried out;
         the rest with the next reading.
         """
-        if not self.is_watching:
-            return
         watched = self._watched[index]
-        watched.outcomes.append(outcome)
-        if outcome.kind in ("oom", "fault") or watched.verdict.trials is not None:
+        watched.outcomes.append((kind, size, error, at))
+        if kind in _URGENT or watched.verdict.trials is not None:
             self.review(index)
 
     def review(self, index: int) -> None:

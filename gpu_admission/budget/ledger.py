@@ -331,7 +331,7 @@ class Ledger:
     def _place(self, size: int) -> int | None:
         if len(self.accounts) == 1:
             return 0 if size <= self.accounts[0].free else None
-        free = [account.free for account in self.accounts]
+        free = [a.limit - a.in_use if a.running < a.max_running else -1 for a in self.accounts]
         index = self.placement(size, free, self.grants)
         return index if index is not None and free[index] >= size else None
 
