@@ -75,6 +75,7 @@ class GPUAdmission:
         finally:
             lease.finish(None)
             leave(lease)
+            intake.body.close()
             scope.pop(SCOPE_KEY, None)
 
     def _answer(self, intake: Intake, lease: Lease, send: Send) -> Send:

@@ -78,7 +78,8 @@ class Door:
         if held is not None:
             yield held
             return
-        lease = await self._lease_or_answer(request)
+        intake = self._intake(request)
+        lease = await self._lease_or_answer(intake, request)
         lease.task = anyio.get_current_task()
         enter(lease)
         try:
@@ -89,6 +90,7 @@ class Door:
         finally:
             lease.finish(None)
             leave(lease)
+            intake.body.close()
 
     async def respond(self, request: Request, call: Callable[[Lease], Any]) -> Any:
         """Starlette's side: the endpoint's response, which gives the bytes back once it is sent."""
@@ -107,13 +109,13 @@ class Door:
             response = await call(lease)
         except BaseException as error:
             lease.finish(error)
+            intake.body.close()
             raise
         finally:
             leave(lease)
         return HeldResponse(response, lease, intake)
 
-    async def _lease_or_answer(self, request: Request) -> Lease:
-        intake = self._intake(request)
+    async def _lease_or_answer(self, intake: Intake, request: Request) -> Lease:
         try:
             return await intake.lease()
         except (Rejected, ClientLeft) as error:
@@ -174,6 +176,7 @@ class HeldResponse:
         finally:
             lease.finish(None)
             leave(lease)
+            intake.body.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._response, name)

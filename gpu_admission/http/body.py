@@ -10,6 +10,7 @@ import anyio
 
 from gpu_admission.budget.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft, TooLarge
+from gpu_admission.http.ahead import Ahead
 from gpu_admission.lease import Lease, outside
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive
@@ -43,7 +44,7 @@ class Body:
     )
 
     def __init__(self, receive: Receive, buffer: BufferedBytes, limit: int) -> None:
-        self._receive = receive
+        self._receive: Receive = receive
         self._buffer = buffer
         self._limit = limit
         self._messages: list[Message] = []
@@ -83,18 +84,24 @@ class Body:
 
         Every message that it receives is kept for the app.
         """
+        self._receive = ahead = Ahead(self._receive)
         try:
             while not (self.complete or self.disconnected) and self.size <= WATCHED_BYTES:
-                self._keep(await self._receive())
+                self._keep(await ahead.call())
             if self.complete and self.disconnected is None:
                 # Nothing but a disconnect can follow. A receive that repeats the body, as some
                 # middlewares leave it behind, would never suspend: it is asked once.
-                self._keep(await self._receive())
+                self._keep(await ahead.call())
         except Exception as error:
             self.failure = error
             return
         if self.disconnected is None:
             await anyio.sleep_forever()
+
+    def close(self) -> None:
+        """The request is over: a ``receive`` that is still under way is given up."""
+        if isinstance(self._receive, Ahead):
+            self._receive.close()
 
     def content(self) -> bytes:
         """The whole body, as it came. One copy, none where it came in one piece."""

@@ -77,7 +77,11 @@ class Intake:
                 return await admission.acquire(self._unread(), route=self.rule.route)
             cause = self.body.failure or error
             self._count(cause)
+            self.body.close()
             raise cause from None
+        except BaseException:
+            self.body.close()
+            raise
         finally:
             self.body.hand_over()
 

@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -357,6 +358,56 @@ async def test_bl_06_a_long_upload_pauses_while_its_request_waits() -> None:
         call.finish()
         await call.done.wait()
         assert call.read == piece * 10
+
+
+async def test_bl_06_a_receive_that_would_drop_its_message_when_cancelled_is_not_cancelled(
+    anyio_backend_name: str,
+) -> None:
+    """Granian's is one, and that of ``BaseHTTPMiddleware`` another. A task of trio's can't be left alone."""
+    if anyio_backend_name == "trio":
+        pytest.skip("trio has no task that outlives who waits for it")
+    for turns in range(8):
+        async with scenario(estimator=StreamedCost()) as scene:
+            holder = await scene.start(cost=100)
+            call = scene.call(cost=100, messages=chunks(b"1", complete=False))
+            receive = call.receive
+
+            async def slow(receive: Receive = receive) -> Message:
+                message = await receive()
+                for _ in range(4):
+                    await anyio.lowlevel.checkpoint()
+                return message
+
+            call.receive = slow  # type: ignore[method-assign]
+            scene.group.start_soon(call.run)
+            await settle()
+            call.feed(*chunks(b"2", complete=False))
+            for _ in range(turns):
+                await anyio.lowlevel.checkpoint()
+            holder.finish()
+            await settle()
+            call.feed(*chunks(b"3"))
+            call.finish()
+            await call.done.wait()
+            assert call.read == b"123"
+
+
+@pytest.mark.parametrize("way", ["times out", "is cancelled", "is refused"])
+async def test_bl_06_a_receive_that_is_under_way_ends_with_its_request(way: str) -> None:
+    async with scenario(timeout=0.01 if way == "times out" else 30) as scene:
+        holder = await scene.start(cost=100)
+        call = await scene.start(b"question", cost=100)
+        if way == "is cancelled":
+            call.cancel()
+        if way == "is refused":
+            scene.admission.drain()
+        await call.done.wait()
+        await settle()
+        receives = call.receives
+        call.hang_up()
+        await settle()
+        assert call.receives == receives
+        holder.finish()
 
 
 # BL-07: a client that leaves the queue

@@ -1,0 +1,47 @@
+"""A server's ``receive``, called ahead of the app while its request waits.
+
+Owns that no message is lost when the waiting ends in the middle of a call: some servers and
+middlewares drop what they were about to return when they are cancelled. What a message
+means is in ``body``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gpu_admission.types import Message, Receive
+
+
+class Ahead:
+    """``receive``, of which one call may be under way already.
+
+    On asyncio that call runs in a task of its own, which outlives who waits for it. On trio it
+    is simply awaited: there a cancelled ``receive`` has received nothing.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._task: asyncio.Future[Message] | None = None
+
+    async def call(self) -> Message:
+        """The next message. Cancelled, the call goes on, and its message is the next one's."""
+        if self._task is None and asyncio._get_running_loop() is not None:
+            self._task = asyncio.ensure_future(self._receive())
+        return await self()
+
+    async def __call__(self) -> Message:
+        """The next message: of the call that is under way, or else of one that is made now."""
+        task, self._task = self._task, None
+        if task is None:
+            return await self._receive()
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                self._task = task
+            raise
+
+    def close(self) -> None:
+        """Nobody will ask any more."""
+        if self._task is not None:
+            self._task.cancel()
