@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-import math
 import os
 import threading
 import time
@@ -57,12 +56,16 @@ _NO_LOOP = object()
 
 
 class Waiter:
-    """Wakes one waiting task, from its own loop or from any thread."""
+    """One waiting task. ``scope`` is what it waits in: cancelled when there is news.
 
-    __slots__ = ("event", "left")
+    A scope of its own is all that it takes: a task or an event for each of ten thousand
+    would take several times the memory.
+    """
+
+    __slots__ = ("left", "scope")
 
     def __init__(self) -> None:
-        self.event = anyio.Event()
+        self.scope = anyio.CancelScope()
         self.left = False
         """Its client has gone."""
 
@@ -261,8 +264,10 @@ class Admission:
             if closed is not None:
                 raise self._refusals.closed(closed, _monotonic())
             self._refuse_early(ticket, longest, setting)
-            with anyio.move_on_after(None if longest == math.inf else longest):
-                await (waiter.event.wait() if gone is None else _granted_or_gone(waiter, gone))
+            waiter.scope.deadline = anyio.current_time() + longest
+            with waiter.scope:
+                await (anyio.sleep_forever() if gone is None else gone())
+                waiter.left = True
         except BaseException:
             self._withdraw(ticket)
             raise
@@ -417,9 +422,9 @@ class Admission:
             if ticket.waiter is None:
                 continue
             if at_home:
-                ticket.waiter.event.set()
+                ticket.waiter.scope.cancel()
             else:
-                call_soon(self._loop, ticket.waiter.event.set)
+                call_soon(self._loop, ticket.waiter.scope.cancel)
 
     def _come_home(self) -> None:
         """Bind to the running event loop. A second one, while the first still runs, is refused."""
@@ -727,19 +732,6 @@ class Admission:
             f"of {format_bytes(ledger.capacity)} in use by {ledger.running}, "
             f"{ledger.waiting} waiting, mode={self.mode}>"
         )
-
-
-async def _granted_or_gone(waiter: Waiter, gone: Callable[[], Awaitable[None]]) -> None:
-    async with anyio.create_task_group() as both:
-
-        async def watch() -> None:
-            await gone()
-            waiter.left = True
-            both.cancel_scope.cancel()
-
-        both.start_soon(watch)
-        await waiter.event.wait()
-        both.cancel_scope.cancel()
 
 
 def _at_home(loop: Any) -> bool:
