@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gpu_admission.devices import Readings
+from tests.cards import HandClock
+
 # How fast a machine is says nothing about the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
-
-from gpu_admission.devices import Readings
-from tests.cards import HandClock
 
 
 @pytest.fixture(
