@@ -51,6 +51,8 @@ class Intake:
         admission = self.admission
         if admission.needs_request_id:
             name_request(self.scope)
+        if admission.mode == "off":
+            return await admission.acquire(self._unread(), route=self.rule.route)
         try:
             if not admission.supervisor.is_measured:
                 await admission.measure()

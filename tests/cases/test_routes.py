@@ -542,6 +542,46 @@ async def test_a_route_in_shadow_or_off_refuses_nothing(kind: str, mode: str) ->
         holder.finish()
 
 
+@pytest.mark.parametrize("kind", ["starlette", "decorator", "dependency"])
+async def test_a_route_that_is_off_reads_nothing_and_charges_nothing(kind: str) -> None:
+    """A lease is given all the same: endpoints rely on it."""
+
+    class Reads(StreamedCost):
+        needs_body = True
+
+        def __call__(self, info: RequestInfo) -> int:
+            raise AssertionError("asked")
+
+    async with scenario(mode="off", max_body_bytes=5) as scene:
+        seen: list[Any] = []
+
+        async def endpoint(request: StarletteRequest) -> Response:
+            call: Call = request.scope["call"]
+            lease = current_lease()
+            assert lease is not None
+            lease.resize(10**9)
+            seen.append((call.receives, scene.in_use))
+            return PlainTextResponse(await request.body())
+
+        app = _with(kind, scene.admission, endpoint, Reads())
+        call = await scene.run(b"not {json", app=app)
+        assert (call.status, call.body, seen) == (200, b"not {json", [(0, 0)])
+    assert {event.kind for event in scene.events} <= {"started"}
+
+
+def _with(kind: str, admission: Admission, endpoint: Any, estimator: Any) -> ASGIApp:
+    if kind == "starlette":
+        route = Route("/work", admission.admit(estimator=estimator)(endpoint), methods=["POST"])
+        return Starlette(routes=[route])
+    app = FastAPI()
+    if kind == "decorator":
+        app.post("/work", response_model=None)(admission.admit(estimator=estimator)(endpoint))
+    else:
+        depends = Depends(admission.dependency(estimator))
+        app.post("/work", response_model=None, dependencies=[depends])(endpoint)
+    return app
+
+
 async def test_a_response_made_by_an_admitted_route_can_still_be_changed() -> None:
     async with scenario() as scene:
 
