@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +14,12 @@ import pytest
 pytest.importorskip("torch", reason="the demo's engine needs torch")
 
 from gpu_admission import GPUAdmission
-from gpu_admission.estimators import Constant
+from gpu_admission.estimators import Constant, Linear
 from gpu_admission.planning.demo.app import build_app
-from gpu_admission.planning.demo.engine import DeviceMemoryError, Job, JobDroppedError
-from gpu_admission.planning.demo.protect import Bytes, Slots, Unprotected
+from gpu_admission.planning.demo.engine import BatchEngine, DeviceMemoryError, Job, JobDroppedError
+from gpu_admission.planning.demo.model import Cache, Decoder
+from gpu_admission.planning.demo.protect import DIALECT, Bytes, Slots, Unprotected
+from gpu_admission.planning.demo.shape import Shape
 from gpu_admission.planning.demo.trace import PATH, Ask
 from gpu_admission.planning.demo.wall import Meter
 from gpu_admission.types import ASGIApp, Message
@@ -211,3 +215,55 @@ async def test_bytes_put_the_budget_in_front_and_count_with_the_demos_own_tokeni
         assert (await request).status_code == 200
     assert refused.status_code == 413
     assert engine.jobs.empty()
+
+
+class Counted(Decoder):
+    """A decoder that knows how much cache there is, and the most that there ever was."""
+
+    live = most = 0
+
+    def new_cache(self, tokens: int) -> Cache:
+        cache = super().new_cache(tokens)
+        size = cache.tensor.nbytes
+        self.live += size
+        self.most = max(self.most, self.live)
+        weakref.finalize(cache.tensor, self._gone, size)
+        return cache
+
+    def _gone(self, size: int) -> None:
+        self.live -= size
+
+
+async def test_with_a_fifth_of_the_clients_hanging_up_the_caches_stay_within_the_budget() -> None:
+    shape = Shape(layers=2, hidden=32, heads=2, vocabulary=300, context=128)
+    model = Counted(shape)
+    engine = BatchEngine(model)
+    capacity = 4 * 100 * shape.cache_per_token
+    door = GPUAdmission(
+        build_app(engine, NoMeter(), context=shape.context),
+        capacity=capacity,
+        estimator=Linear({"tokens": shape.cache_per_token}),
+        dialect=DIALECT,
+    )
+    chance = random.Random(7)
+
+    async def client(ask: Ask, *, leaves: bool) -> int:
+        messages: asyncio.Queue[Message] = asyncio.Queue()
+        messages.put_nowait(body_of(ask))
+        request = asyncio.create_task(call(door, messages))
+        if leaves:
+            for _ in range(chance.randrange(200)):
+                await asyncio.sleep(0)
+            request.cancel()
+        try:
+            return int((await request)[0]["status"])
+        except asyncio.CancelledError:
+            return 0
+
+    asks = [Ask(chance.randint(1, 60), chance.randint(1, 40)) for _ in range(100)]
+    statuses = await asyncio.gather(*(client(ask, leaves=n % 5 == 0) for n, ask in enumerate(asks)))
+    await asyncio.to_thread(engine.stop)
+    assert [status for n, status in enumerate(statuses) if n % 5] == [200] * 80
+    assert capacity // 2 < model.most <= capacity
+    assert model.live == 0
+    assert door.admission.snapshot().in_use == 0

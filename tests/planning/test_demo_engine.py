@@ -161,6 +161,7 @@ def test_when_a_pass_has_no_memory_the_newest_fails(gated: tuple[Gated, BatchEng
         (MemoryError(), DeviceMemoryError, "MemoryError"),
         (torch.OutOfMemoryError("CUDA out of memory"), DeviceMemoryError, "CUDA out of memory"),
         (RuntimeError("shapes differ"), RuntimeError, "shapes differ"),
+        (IndexError("no such token"), RuntimeError, "no such token"),
     ],
 )
 def test_failures_are_told_apart_and_keep_no_tensor(

@@ -212,7 +212,7 @@ def _attempt(work: Callable[[], None]) -> Exception | None:
     """Why ``work`` failed, as a new exception: the old one would keep its frames' tensors alive."""
     try:
         work()
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
         text = str(error) or type(error).__name__
         if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text:
             return DeviceMemoryError(text)
