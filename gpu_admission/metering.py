@@ -13,7 +13,7 @@ import inspect
 import logging
 import math
 import numbers
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpu_admission.errors import Rejected
@@ -145,6 +145,8 @@ class Metering:
 def _methods(methods: Any) -> frozenset[str]:
     if isinstance(methods, str):
         raise TypeError(f"methods must be a list of method names, not one text: [{methods!r}]")
+    if not isinstance(methods, Iterable):
+        raise TypeError(f"methods must be a list of method names, not {type(methods).__name__}")
     names = frozenset(methods)
     if not all(isinstance(name, str) and name for name in names):
         raise TypeError("methods must hold names such as 'POST'")

@@ -33,6 +33,8 @@ class Patterns:
     def __init__(self, patterns: Iterable[str], *, name: str) -> None:
         if isinstance(patterns, str):
             raise TypeError(f"{name} must be a list of path patterns, not one text: [{patterns!r}]")
+        if not isinstance(patterns, Iterable):
+            raise TypeError(f"{name} must be a list of path patterns, not {type(patterns).__name__}")
         self.patterns = tuple(patterns)
         self._compiled = [(pattern, _compile(pattern, name)) for pattern in self.patterns]
 

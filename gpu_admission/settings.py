@@ -151,9 +151,10 @@ class Settings:
         if self.estimator is None:
             raise TypeError("estimator is required: a size, a callable, or a dict of path patterns to those")
         self._set("capacity", _capacity(self.capacity))
-        for name in ("max_body_bytes", "max_buffered_bytes", "fallback", "reserve"):
-            if getattr(self, name) is not None:
-                self._set(name, parse_bytes(getattr(self, name), name=name))
+        for name in ("max_body_bytes", "max_buffered_bytes", "reserve"):
+            self._set(name, parse_bytes(getattr(self, name), name=name))
+        if self.fallback is not None:
+            self._set("fallback", parse_bytes(self.fallback, name="fallback"))
         if self.fallback == 0:
             raise ValueError("fallback must be above 0 bytes: a body that can't be read is not free")
         for name in ("timeout", "max_bypass_wait", "overcommit", "margin"):
@@ -212,12 +213,12 @@ class Settings:
         for name, kind in (("devices", Device), ("guards", Guard)):
             if getattr(self, name) is None:
                 continue
-            values = tuple(getattr(self, name))
+            values = _several(name, getattr(self, name))
             for value in values:
                 if isinstance(value, type) or not isinstance(value, kind):
                     raise TypeError(f"{name} must hold {kind.__name__} objects, not {value!r}")
             self._set(name, values)
-        self._set("observers", tuple(self.observers))
+        self._set("observers", _several("observers", self.observers))
         if not all(callable(observer) for observer in self.observers):
             raise TypeError("observers must be callables of one Event")
 
@@ -271,8 +272,14 @@ def _check_count(name: str, value: object, least: int, *, optional: bool) -> Non
         raise ValueError(f"{name} must be {least} or more, got {value}")
 
 
+def _several(name: str, value: object) -> tuple[Any, ...]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a list, not {type(value).__name__}")
+    return tuple(value)
+
+
 def _lanes(value: Any) -> tuple[Lane, ...]:
-    lanes = tuple(value)
+    lanes = _several("lanes", value)
     if not lanes or not all(isinstance(lane, Lane) for lane in lanes):
         raise TypeError("lanes must hold at least one Lane(...)")
     names = [lane.name for lane in lanes]
