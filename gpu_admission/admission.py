@@ -457,12 +457,6 @@ class Admission:
 
     # what is safe
 
-    @property
-    def watches_answers(self) -> bool:
-        """Whether somebody wants to know how answers come out."""
-        settings = self.settings
-        return self.supervisor.is_watching or settings.oom_event or settings.oom_status is not None
-
     def out_of_memory(self, status: int) -> Rejected:
         """The refusal in place of an answer that ran out of memory before it began."""
         rejected = self._refusals.out_of_memory(status)

@@ -9,7 +9,7 @@ from typing import Unpack
 
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected
-from gpu_admission.http.answer import released_at_end, sent_outside
+from gpu_admission.http.answer import released_at_end
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.lifespan import started_with
@@ -58,16 +58,16 @@ class GPUAdmission:
         except ClientLeft:
             return
         intake.body.lease = lease
-        answer = self._answer(intake, lease, send)
+        answer = Answer(lease, send)
         try:
             scope[SCOPE_KEY] = lease
             enter(lease)
-            await self.app(scope, intake.body, answer)
-            if isinstance(answer, Answer):
+            await self.app(scope, intake.body, self._send(intake, lease, answer))
+            if not answer.is_whole:
                 await answer.returned()
         except Exception as error:
             lease.finish(error)
-            if not isinstance(answer, Answer) or not await answer.rescue(error, intake.info, scope, receive):
+            if not await answer.rescue(error, intake.info, scope, receive):
                 raise
         except BaseException as error:
             lease.finish(error)
@@ -78,14 +78,13 @@ class GPUAdmission:
             intake.body.close()
             scope.pop(SCOPE_KEY, None)
 
-    def _answer(self, intake: Intake, lease: Lease, send: Send) -> Send:
+    def _send(self, intake: Intake, lease: Lease, send: Send) -> Send:
         """The ``send`` that the app gets."""
-        admission = self.admission
-        send = sent_outside(lease, send)
-        if admission.settings.server_timing:
+        settings = self.admission.settings
+        if settings.server_timing:
             send = timed(lease, send)
-        if admission.settings.hold == "response":
+        if settings.hold == "response":
             send = released_at_end(lease, send)
         if intake.clamped_to is not None:
             send = told_of(intake.clamped_to, send)
-        return Answer(lease, send) if admission.watches_answers else send
+        return send

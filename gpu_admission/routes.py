@@ -20,7 +20,6 @@ from starlette.routing import BaseRoute
 
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
-from gpu_admission.http.answer import sent_outside
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.rescue import Answer
 from gpu_admission.http.respond import response_for
@@ -158,17 +157,15 @@ class HeldResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         lease, intake = self._lease, self._intake
-        answer = sent_outside(lease, send)
-        if lease.admission.watches_answers:
-            answer = Answer(lease, answer)
+        answer = Answer(lease, send)
         enter(lease)
         try:
             await self._response(scope, intake.body, answer)
-            if isinstance(answer, Answer):
+            if not answer.is_whole:
                 await answer.returned()
         except Exception as error:
             lease.finish(error)
-            if not isinstance(answer, Answer) or not await answer.rescue(error, intake.info, scope, receive):
+            if not await answer.rescue(error, intake.info, scope, receive):
                 raise
         except BaseException as error:
             lease.finish(error)

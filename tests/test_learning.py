@@ -6,7 +6,7 @@ import pytest
 
 from gpu_admission import Admission, Estimate, GPUAdmission, current_lease
 from gpu_admission.estimators import Learned
-from gpu_admission.types import RequestInfo
+from gpu_admission.types import Receive, RequestInfo, Scope, Send
 from tests.bench.asgi import call, echo, scope_of
 
 pytestmark = pytest.mark.anyio
@@ -33,10 +33,11 @@ def charged_first(info: RequestInfo) -> int:
 async def recorded_peaks(learned: Learned, peak: int, times: int = 50) -> Admission:
     admission = Admission(capacity=1000, estimator=learned)
 
-    async def app(scope: object, receive: object, send: object) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         lease = current_lease()
         assert lease is not None
         lease.record_peak(peak)
+        await echo(scope, receive, send)
 
     gate = GPUAdmission(app, admission=admission)
     for _ in range(times):
@@ -76,8 +77,9 @@ async def test_a_request_that_ran_alone_is_measured() -> None:
     meter = Meter()
     learned = Learned(charged_first, meter=meter)
 
-    async def app(scope: object, receive: object, send: object) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         meter.most = 500
+        await echo(scope, receive, send)
 
     gate = GPUAdmission(app, capacity=1000, estimator=learned)
     for _ in range(50):
@@ -90,10 +92,11 @@ async def test_a_request_that_had_company_is_not_measured() -> None:
     learned = Learned(charged_first, meter=meter)
     admission = Admission(capacity=1000, estimator=learned)
 
-    async def app(scope: object, receive: object, send: object) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         other = await admission.acquire(Estimate(1))
         meter.most = 900
         other.release()
+        await echo(scope, receive, send)
 
     for _ in range(50):
         await call(GPUAdmission(app, admission=admission), scope_of())

@@ -439,7 +439,6 @@ async def test_without_guards_nothing_is_remembered(by_hand: HandClock) -> None:
     look(admission)
     assert admission.snapshot().devices[0].reading is not None
     assert not admission.supervisor._watched[0].outcomes
-    assert not admission.watches_answers
 
 
 async def test_the_last_success_is_known_with_and_without_guards(by_hand: HandClock) -> None:

@@ -6,21 +6,8 @@ no part of the request. Messages pass as they are; refusals are in ``respond``.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-
-from gpu_admission.lease import Lease, outside
+from gpu_admission.lease import Lease
 from gpu_admission.types import Message, Send
-
-
-def sent_outside(lease: Lease, send: Send) -> Send:
-    """``send``, with the last message sent as if ``lease`` were not held: see ``outside``."""
-
-    def send_message(message: Message) -> Awaitable[None]:
-        if message["type"] == "http.response.start" or message.get("more_body", False):
-            return send(message)
-        return outside(lease, send, message)
-
-    return send_message
 
 
 def released_at_end(lease: Lease, send: Send) -> Send:

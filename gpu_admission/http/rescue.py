@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable
 
 from gpu_admission.http.respond import response_for
-from gpu_admission.lease import Lease
+from gpu_admission.lease import Lease, outside
 from gpu_admission.types import Message, Receive, RequestInfo, Scope, Send
 
 logger = logging.getLogger("gpu_admission")
@@ -20,11 +20,13 @@ _MESSAGE = "the device ran out of memory"
 class Answer:
     """The ``send`` of one request, and what has gone through it.
 
-    Frameworks answer 500 by themselves and then let the exception out. Under ``oom_status``
-    such an answer is kept until the app has returned, or is answered in its place.
+    The last message is sent as if ``lease`` were not held: see ``outside``. Frameworks answer
+    500 by themselves and then let the exception out: under ``oom_status`` such an answer is
+    kept until the app has returned, or another is sent in its place.
     """
 
-    is_complete = False
+    is_whole = False
+    """Nothing is left to be sent."""
     _start: Message | None = None
     _kept: list[Message] | None = None
 
@@ -37,8 +39,9 @@ class Answer:
             self._start = message
             if message["status"] >= 400:
                 self._failed(message["status"])
-        elif message["type"] == "http.response.body" and not message.get("more_body", False):
-            self.is_complete = True
+        elif self._kept is None and not message.get("more_body", False):
+            self.is_whole = self._start is not None
+            return outside(self._lease, self._send, message)
         return self._send(message) if self._kept is None else self._keep(message)
 
     def _failed(self, status: int) -> None:
@@ -59,11 +62,11 @@ class Answer:
         """Send what was kept."""
         kept, self._kept = self._kept or (), None
         for message in kept:
-            await self._send(message)
+            await outside(self._lease, self._send, message)
 
     async def returned(self) -> None:
-        """The app has returned: without a whole answer, as when its client has left, that tells nothing."""
-        if not self.is_complete and self._lease.outcome[0] == "ok":
+        """The app has returned without a whole answer: as when its client has left, that tells nothing."""
+        if self._lease.outcome[0] == "ok":
             self._lease.outcome = ("client", "no answer")
         await self.let_go()
 
@@ -93,7 +96,7 @@ class Answer:
         """The dialect's error event, where it is one of the stream that was cut short; else empty."""
         assert self._start is not None
         headers = dict(self._start.get("headers", ()))
-        if self.is_complete or b"content-encoding" in headers:
+        if self.is_whole or b"content-encoding" in headers:
             return b""
         from gpu_admission.workloads.events import problem_event
 

@@ -102,17 +102,11 @@ async def test_a_stream_whose_client_leaves_has_shown_nothing(by_hand: HandClock
     assert ends(scene) == ["client"]
 
 
-async def test_without_guards_nobody_looks_at_answers(by_hand: HandClock) -> None:
-    sent: list[Send] = []
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        sent.append(send)
-        await answer(send, status=500)
-
-    async with scenario(app) as scene:
-        await scene.run()
-    assert not hasattr(sent[0], "rescue")
-    assert ends(scene) == ["ok"]
+async def test_without_guards_the_status_tells_it_too() -> None:
+    async with scenario(fated) as scene:
+        for status in (200, 404, 500):
+            await scene.run(fate=status)
+    assert ends(scene) == ["ok", "client", "error"]
 
 
 def test_on_a_route_of_its_own_the_status_counts_too(by_hand: HandClock) -> None:
