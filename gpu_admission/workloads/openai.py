@@ -38,6 +38,9 @@ _AS_JSON = frozenset({"tools", "functions", "documents"})
 _HISTORY = frozenset({"previous_response_id", "conversation"})
 _BESIDE = _AS_TEXT | _AS_JSON | _HISTORY | {"prompt"}
 _CHOICES = frozenset({"n", "best_of", "num_beams"})
+_LOGPROBS = frozenset({"echo", "prompt_logprobs"})
+_RARE = _BESIDE | _CHOICES | _LOGPROBS
+"""Fields that most requests have none of: one look tells it of them all."""
 
 
 class OpenAI:
@@ -83,7 +86,8 @@ class OpenAI:
         fields = body.fields
         embeds = path.endswith(_NO_OUTPUT)
         tally = Tally(body, self._counter, self._image_tokens)
-        kept_elsewhere = _NOTHING if fields.keys().isdisjoint(_BESIDE) else _add_extras(fields, tally)
+        is_plain = fields.keys().isdisjoint(_RARE)
+        kept_elsewhere = _NOTHING if is_plain else _add_extras(fields, tally)
         prompts = self._prompts(body, tally, embeds)
         longest = total = prompts[0]
         if len(prompts) > 1:
@@ -91,7 +95,7 @@ class OpenAI:
         if kept_elsewhere:
             longest = total = max(total, self._context or UNKNOWN_CONTEXT)
         new, absent = (0, _NOTHING) if embeds else self._new_tokens(fields, longest)
-        choices, beams = _choices(fields)
+        choices, beams = (1, 1) if is_plain else _choices(fields)
         model = fields.get("model")
         return Workload(
             task="embed" if embeds else "generate",
@@ -100,7 +104,7 @@ class OpenAI:
             new_tokens=new,
             sequences=capped(len(prompts) * choices),
             beams=beams,
-            prompt_logprobs=_keeps_prompt_logprobs(fields),
+            prompt_logprobs=not is_plain and _keeps_prompt_logprobs(fields),
             images=tuple(tally.images),
             audio_seconds=tally.audio_seconds,
             model=model if type(model) is str else None,
@@ -173,8 +177,6 @@ def _add_extras(fields: Mapping[str, Any], tally: Tally) -> tuple[str, ...]:
 
 def _choices(fields: Mapping[str, Any]) -> tuple[int, int]:
     """How many sequences each prompt becomes, and how wide the beams among them are."""
-    if fields.keys().isdisjoint(_CHOICES):
-        return 1, 1
     choices = max(positive(fields, "n", 1), positive(fields, "best_of", 1))
     beams = positive(fields, "num_beams", 1)
     if fields.get("use_beam_search"):
