@@ -53,6 +53,8 @@ def nesting_lease(admission: Admission) -> Lease | None:
     A lease that is in its context only because the server went on to the connection's next
     request there, from the task of the last one, is not it.
     """
+    if _current.get() is None:
+        return None
     lease = held_lease(admission)
     if lease is None or lease.task is None:
         return lease
