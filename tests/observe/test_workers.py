@@ -119,4 +119,4 @@ def test_one_scrape_is_right_for_all_workers_also_after_one_was_killed_with_a_le
     assert server.scrape()["leases_lost_total", ""] == 1
     server.hang_up()
     until(sees("in_use_bytes", 0), 5.0)
-    until(sees("leases_ended_total", 1, "ok"), 5.0)
+    until(sees("leases_ended_total", 1, "client"), 5.0)
