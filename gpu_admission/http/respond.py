@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from starlette.responses import Response
 
 from gpu_admission.errors import Rejected
-from gpu_admission.types import ASGIApp, Receive, RequestInfo, Scope, Send
+from gpu_admission.types import ASGIApp, Message, Receive, RequestInfo, Scope, Send
 
 logger = logging.getLogger("gpu_admission")
 
@@ -29,30 +30,47 @@ _OPENAI_TYPES = {413: "invalid_request_error", 400: "invalid_request_error", 429
 def response_for(on_reject: Any, info: RequestInfo, rejected: Rejected) -> ASGIApp:
     """The answer to a refused request: the setting ``on_reject``, with the headers that each one carries."""
     response = _render(on_reject, info, rejected)
-    for name, value in (rejected.headers or {}).items():
-        response.headers.setdefault(name, value)
     return _headers_only(response) if info.method == "HEAD" else response
 
 
-def _render(on_reject: Any, info: RequestInfo, rejected: Rejected) -> Response:
+def _render(on_reject: Any, info: RequestInfo, rejected: Rejected) -> ASGIApp:
     if not callable(on_reject):
         return openai(rejected) if on_reject == "openai" else problem(rejected)
     try:
         response = on_reject(info, rejected)
         if not isinstance(response, Response):
             raise TypeError(f"on_reject must return a Response, not {type(response).__name__}")
-        return response
     except Exception:
         logger.exception("on_reject failed: problem+json is sent instead")
         return problem(rejected)
+    return _with_headers(response, rejected.headers or {})
 
 
-def _headers_only(response: Response) -> ASGIApp:
+def _with_headers(response: Response, headers: Mapping[str, str]) -> ASGIApp:
+    """``response`` with those of ``headers`` that it lacks. It is not changed: it may be sent often."""
+    wanted = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
+
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        await send(
-            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
-        )
-        await send({"type": "http.response.body", "body": b""})
+        def send_message(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                own = {name.lower() for name, _ in message["headers"]}
+                missing = [header for header in wanted if header[0] not in own]
+                message = {**message, "headers": [*message["headers"], *missing]}
+            return send(message)
+
+        await response(scope, receive, send_message)
+
+    return answer
+
+
+def _headers_only(response: ASGIApp) -> ASGIApp:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_message(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                await send({"type": "http.response.body", "body": b""})
+
+        await response(scope, receive, send_message)
 
     return answer
 
@@ -84,4 +102,4 @@ def openai(rejected: Rejected) -> Response:
 
 
 def _response(rejected: Rejected, body: Any, media_type: str) -> Response:
-    return Response(json.dumps(body), rejected.status, media_type=media_type)
+    return Response(json.dumps(body), rejected.status, rejected.headers, media_type)
