@@ -82,7 +82,9 @@ class Admission:
         self.metering = settings.metering()
         self.mode = settings.mode
         self.lane_names: tuple[str, ...] = tuple(lane.name for lane in settings.lanes)
-        self.picks_lanes = settings.lane is not None or settings.flow is not None
+        pickers = [picker for picker in (settings.lane, settings.flow) if picker is not None]
+        self.picks_lanes = bool(pickers)
+        self.pickers_read = any(getattr(picker, "needs_body", True) for picker in pickers)
         self.counts: dict[str, int] = defaultdict(int)
         self.needs_request_id = False
         self.observers: tuple[Observer, ...] = ()
@@ -334,7 +336,7 @@ class Admission:
         self, rejected: Rejected, *, lane: int = 0, route: str = "*", needed: int | None = None
     ) -> None:
         """Complete a refusal on its way out, count it and tell the observers."""
-        self._refusals.complete(rejected, needed, _monotonic())
+        self._refusals.complete(rejected, needed, _monotonic(), self.supervisor.lowest())
         self.counts[rejected.reason] += 1
         if self.observers:
             self._emit(

@@ -17,13 +17,14 @@ import anyio
 
 from gpu_admission.errors import Rejected
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import Estimate
+from gpu_admission.types import Estimate, Scope
 
 if TYPE_CHECKING:
     from gpu_admission.admission import Admission
     from gpu_admission.budget.ticket import Ticket
     from gpu_admission.learning import Lesson
 
+SCOPE_KEY = "gpu_admission.lease"
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 
@@ -98,6 +99,8 @@ class Lease:
         self.outcome: tuple[Literal["ok", "error", "oom", "fault", "client"], str] = ("ok", "")
         self.lesson: Lesson | None = None
         """For an estimator that learns from the end of this lease."""
+        self.covers: object = None
+        """The lease of another admission that stood in the scope before."""
         self._handles = 0
 
     @property
@@ -249,19 +252,28 @@ class LeaseContext:
         self._lease.finish(error)
 
 
-def enter(lease: Lease) -> None:
-    """Make ``lease`` the current one of this context."""
+def enter(lease: Lease, scope: Scope | None = None) -> None:
+    """Make ``lease`` the current one of this context, and of its request's ``scope``."""
     outer = _current.get()
     while outer is not None and outer.ended:
         outer = outer.outer
     lease.outer = outer
     _current.set(lease)
+    if scope is not None:
+        lease.covers = scope.get(SCOPE_KEY)
+        scope[SCOPE_KEY] = lease
 
 
-def leave(lease: Lease) -> None:
-    """Undo ``enter``; where another context runs (a generator closed elsewhere) there is nothing to undo."""
+def leave(lease: Lease, scope: Scope | None = None) -> None:
+    """Undo ``enter``; where another context runs (a generator closed elsewhere) only in the scope."""
     if _current.get() is lease:
         _current.set(lease.outer)
+    if scope is None or scope.get(SCOPE_KEY) is not lease:
+        return
+    if lease.covers is None:
+        del scope[SCOPE_KEY]
+    else:
+        scope[SCOPE_KEY] = lease.covers
 
 
 async def outside(lease: Lease, call: Callable[[*Arguments], Awaitable[T]], *args: *Arguments) -> T:

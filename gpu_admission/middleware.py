@@ -20,8 +20,6 @@ from gpu_admission.lease import Lease, enter, leave
 from gpu_admission.settings import Options
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 
-SCOPE_KEY = "gpu_admission.lease"
-
 
 class GPUAdmission:
     """ASGI middleware: a metered request starts when its bytes fit, waits, or is refused.
@@ -60,8 +58,7 @@ class GPUAdmission:
         intake.body.lease = lease
         answer = Answer(lease, send)
         try:
-            scope[SCOPE_KEY] = lease
-            enter(lease)
+            enter(lease, scope)
             await self.app(scope, intake.body, self._send(intake, lease, answer))
             if not answer.is_whole:
                 await answer.returned()
@@ -74,9 +71,8 @@ class GPUAdmission:
             raise
         finally:
             lease.finish(None)
-            leave(lease)
+            leave(lease, scope)
             intake.body.close()
-            scope.pop(SCOPE_KEY, None)
 
     def _send(self, intake: Intake, lease: Lease, send: Send) -> Send:
         """The ``send`` that the app gets."""

@@ -17,8 +17,7 @@ def by_tokens(*, rest: str = "long", **limits: int) -> Callable[[RequestInfo], s
 
     Tokens are those of all prompts and all new ones of every sequence. What is above every
     limit goes to the lane ``rest``. A request whose body can't be read goes to the first
-    lane of the admission, and so do all where no body is read (an estimator that needs
-    none). Raises ``TypeError``/``ValueError`` for limits that are no counts.
+    lane of the admission. Raises ``TypeError``/``ValueError`` for limits that are no counts.
     """
     if not limits:
         raise TypeError("by_tokens needs at least one limit, such as by_tokens(short=512)")
@@ -62,4 +61,5 @@ def by_path(lanes: Mapping[str, str]) -> Callable[[RequestInfo], str | None]:
         pattern = patterns.match(info.path)
         return None if pattern is None else lanes[pattern]
 
+    pick.needs_body = False  # type: ignore[attr-defined]
     return pick

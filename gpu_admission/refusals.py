@@ -104,8 +104,16 @@ class Refusals:
             needed=needed,
         )
 
-    def complete(self, rejected: Rejected, needed: int | None, now: float) -> None:
-        """Fill in what the refusal was raised without: sizes, the queue, and when to come back."""
+    def complete(
+        self, rejected: Rejected, needed: int | None, now: float, lowered: Verdict | None = None
+    ) -> None:
+        """Fill in what the refusal was raised without: sizes, the queue, and when to come back.
+
+        ``lowered`` is named beside the setting where it made the wait longer.
+        """
+        if lowered is not None and lowered.ceiling and rejected.status == 429:
+            room = format_bytes(lowered.ceiling)
+            rejected.detail += f"; guard {lowered.guard!r} lets {room} be held now: {lowered.reason}"
         ledger = self._ledger
         forecast = ledger.forecast(rejected.needed or needed or ledger.usual, now)
         rejected.complete(

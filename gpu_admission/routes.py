@@ -19,7 +19,8 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from gpu_admission.admission import Admission
-from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
+from gpu_admission.errors import AdmissionError, ClientLeft, Rejected, UnreadableBody
+from gpu_admission.http.answer import released_at_end
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.rescue import Answer
 from gpu_admission.http.respond import response_for
@@ -29,7 +30,6 @@ from gpu_admission.threads import run_in_thread
 from gpu_admission.types import ASGIApp, Estimator, Message, Part, Receive, RequestInfo, Scope, Send
 
 _LEASE = "gpu_admission_lease"
-_ANSWER = "gpu_admission.answer"
 _HEAD_BYTES = 64 * 1024
 _FORM_READ = (
     "the body was read before its lease: of a form use info.parts, or put GPUAdmission in front of the app"
@@ -48,6 +48,8 @@ def admit(admission: Admission, function: Any = None, *, estimator: Any = None) 
         return functools.partial(admit, admission, estimator=estimator)
     _check_place(function)
     door = Door(admission, estimator, _name(function))
+    while door.parameter in _signature(function).parameters:
+        door.parameter += "_"  # that of another admission's door below this one
     return _with_signature(_wrapper(door, function), function, door)
 
 
@@ -67,6 +69,8 @@ class Door:
     def __init__(self, admission: Admission, estimator: Any, name: str) -> None:
         self.admission = admission
         self.name = name
+        self.parameter = _LEASE
+        """The parameter by which FastAPI hands over the lease."""
         self.estimator: Estimator | None = None if estimator is None else as_estimator(estimator)
         if self.estimator is not None:
             admission.bind(self.estimator)
@@ -80,7 +84,7 @@ class Door:
         intake = self._intake(request)
         lease = await self._lease_or_answer(intake, request)
         lease.task = anyio.get_current_task()
-        enter(lease)
+        enter(lease, request.scope)
         try:
             yield lease
         except BaseException as error:
@@ -88,7 +92,7 @@ class Door:
             raise
         finally:
             lease.finish(None)
-            leave(lease)
+            leave(lease, request.scope)
             intake.body.close()
 
     async def respond(self, request: Request, call: Callable[[Lease], Any]) -> Any:
@@ -103,7 +107,7 @@ class Door:
             return response_for(self.admission.settings.on_reject, intake.info, rejected)
         except ClientLeft:
             return _nothing
-        enter(lease)
+        enter(lease, request.scope)
         try:
             response = await call(lease)
         except BaseException as error:
@@ -111,23 +115,22 @@ class Door:
             intake.body.close()
             raise
         finally:
-            leave(lease)
+            leave(lease, request.scope)
         return HeldResponse(response, lease, intake)
 
     async def _lease_or_answer(self, intake: Intake, request: Request) -> Lease:
+        handlers, _ = request.scope.get("starlette.exception_handlers", ({}, {}))
         try:
             return await intake.lease()
-        except (Rejected, ClientLeft) as error:
-            request.scope[_ANSWER] = (
-                response_for(self.admission.settings.on_reject, intake.info, error)
-                if isinstance(error, Rejected)
-                else _nothing
-            )
-            # The app's own handlers for these, where it has some, come first.
-            handlers, _ = request.scope.get("starlette.exception_handlers", ({}, {}))
-            handlers.setdefault(Rejected, _answer)
+        except ClientLeft:
             handlers.setdefault(ClientLeft, _answer)
             raise
+        except Rejected as error:
+            if any(kind in handlers for kind in type(error).__mro__ if issubclass(kind, AdmissionError)):
+                raise  # the app's own handler for refusals comes first
+            handlers.setdefault(Answered, _answer)
+            answer = response_for(self.admission.settings.on_reject, intake.info, error)
+            raise Answered(error, answer) from error
 
     def _intake(self, request: Request) -> Intake:
         rule = self._rule(request.scope)
@@ -158,9 +161,10 @@ class HeldResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         lease, intake = self._lease, self._intake
         answer = Answer(lease, send)
-        enter(lease)
+        at_end = lease.admission.settings.hold == "response"
+        enter(lease, scope)
         try:
-            await self._response(scope, intake.body, answer)
+            await self._response(scope, intake.body, released_at_end(lease, answer) if at_end else answer)
             if not answer.is_whole:
                 await answer.returned()
         except Exception as error:
@@ -172,7 +176,7 @@ class HeldResponse:
             raise
         finally:
             lease.finish(None)
-            leave(lease)
+            leave(lease, scope)
             intake.body.close()
 
     def __getattr__(self, name: str) -> Any:
@@ -190,12 +194,19 @@ async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
     """The answer to a client that has left."""
 
 
+class Answered(Rejected):
+    """A dependency's refusal on its way through the framework, with the answer to it."""
+
+    def __init__(self, rejected: Rejected, answer: ASGIApp) -> None:
+        super().__init__(rejected.reason, rejected.detail)
+        self.__dict__.update(rejected.__dict__)
+        self.status = rejected.status
+        self.answer = answer
+
+
 async def _answer(request: Request, error: Exception) -> ASGIApp:
-    """Starlette's handler for a refusal: the answer that its door has prepared."""
-    answer: ASGIApp | None = request.scope.pop(_ANSWER, None)
-    if answer is None and isinstance(error, Rejected):
-        return response_for("problem", RequestInfo(request.scope), error)
-    return answer or _nothing
+    """Starlette's handler for what a door raises."""
+    return error.answer if isinstance(error, Answered) else _nothing
 
 
 # reading what the framework may have read already
@@ -257,7 +268,7 @@ def _wrapper(door: Door, function: Any) -> Callable[..., Any]:
                 return function(*args, **kwargs)
             return run_in_thread(lease, functools.partial(function, *args, **kwargs))
 
-        lease = kwargs.pop(_LEASE, None)
+        lease = kwargs.pop(door.parameter, None)
         if lease is not None:
             return await call(lease)
         return await door.respond(_request_among(args, kwargs, door.name), call)
@@ -267,7 +278,7 @@ def _wrapper(door: Door, function: Any) -> Callable[..., Any]:
 
 def _async_stream(door: Door, function: Any) -> Callable[..., Any]:
     async def endpoint(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-        _lease_among(kwargs, door.name)
+        _lease_among(kwargs, door)
         async with contextlib.aclosing(function(*args, **kwargs)) as items:
             async for item in items:
                 yield item
@@ -277,7 +288,7 @@ def _async_stream(door: Door, function: Any) -> Callable[..., Any]:
 
 def _stream(door: Door, function: Any) -> Callable[..., Any]:
     def endpoint(*args: Any, **kwargs: Any) -> Any:
-        with _lease_among(kwargs, door.name).keep():
+        with _lease_among(kwargs, door).keep():
             yield from function(*args, **kwargs)
 
     return endpoint
@@ -288,15 +299,15 @@ def _with_signature(endpoint: Any, function: Any, door: Door) -> Any:
     functools.update_wrapper(endpoint, function)
     endpoint.__name__ = door.name
     signature = _signature(function)
-    if "fastapi" not in sys.modules:
+    try:
+        from fastapi import Depends
+    except ImportError:
         endpoint.__signature__ = signature
         return endpoint
     _check_fastapi()
-    from fastapi import Depends
-
     parameters = list(signature.parameters.values())
     lease = inspect.Parameter(
-        _LEASE, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[Any, Depends(door.depend)]
+        door.parameter, inspect.Parameter.KEYWORD_ONLY, annotation=Annotated[Any, Depends(door.depend)]
     )
     last_is_kwargs = parameters and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
     parameters.insert(len(parameters) - bool(last_is_kwargs), lease)
@@ -319,17 +330,17 @@ def _request_among(args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Re
     raise _unmetered(name, "starlette Request")
 
 
-def _lease_among(kwargs: dict[str, Any], name: str) -> Lease:
-    lease: Lease | None = kwargs.pop(_LEASE, None)
+def _lease_among(kwargs: dict[str, Any], door: Door) -> Lease:
+    lease: Lease | None = kwargs.pop(door.parameter, None)
     if lease is None:
-        raise _unmetered(name, "lease from FastAPI")
+        raise _unmetered(door.name, "lease from FastAPI")
     return lease
 
 
 def _unmetered(name: str, what: str) -> TypeError:
     return TypeError(
         f"{name} was called without a {what}, so it can't be metered: admit() is for endpoints "
-        "of Starlette and FastAPI routes (import fastapi before the decorator runs)"
+        "of Starlette and FastAPI routes"
     )
 
 
@@ -345,23 +356,33 @@ def _unwrap(function: Any) -> Any:
 
 
 def _name(function: Any) -> str:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return getattr(function, "__name__", type(function).__name__)
+    """As frameworks name an endpoint."""
+    name: str = function.__name__ if inspect.isroutine(function) else type(function).__name__
+    return name
 
 
 def _check_place(function: Any) -> None:
-    if inspect.isclass(function) or not callable(function):
+    if inspect.isclass(function) or not (callable(function) or isinstance(function, classmethod)):
         raise TypeError(
             f"admit() goes on an endpoint function, not on {function!r}; of a class, on its methods"
         )
+    if isinstance(function, (staticmethod, classmethod)):
+        raise TypeError(f"admit() goes below @{type(function).__name__}, on the function itself")
     if isinstance(function, BaseRoute):
         raise TypeError("admit() goes below the route's decorator, on the function itself")
+    if _is_app(function):
+        raise TypeError(f"admit() is for endpoints; put GPUAdmission(...) around an app such as {function!r}")
     if _has_route(function) and not _is_known(function):
         raise TypeError(
             f"admit() stands above the route of {_name(function)!r}, where it would meter nothing: "
             "put it below the route's decorator, next to the function"
         )
+
+
+def _is_app(function: Any) -> bool:
+    """Whether it is an ASGI app: its own arguments tell."""
+    arguments = list(inspect.signature(function).parameters)
+    return arguments[:3] == ["scope", "receive", "send"]
 
 
 def _has_route(function: Any) -> bool:

@@ -7,6 +7,7 @@ here acts on a setting.
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -206,6 +207,8 @@ class Settings:
 
     def _check_callables(self) -> None:
         for name in ("lane", "flow", "classify"):
+            if inspect.iscoroutinefunction(getattr(self, name)):
+                raise TypeError(f"{name} must be a plain function, not a coroutine function")
             if getattr(self, name) is not None and not callable(getattr(self, name)):
                 raise TypeError(
                     f"{name} must be a callable of RequestInfo, not {type(getattr(self, name)).__name__}"

@@ -218,6 +218,8 @@ class Supervisor:
     def start(self) -> None:
         """Begin to read the devices, in a thread of this process, unless it runs. Never blocks."""
         if self.readings is not None:
+            for index in range(len(self.devices)):
+                self.review(index)  # guards are asked before the first request, not after a reading
             self.readings.start()
 
     def stop(self) -> None:
@@ -286,6 +288,11 @@ class Supervisor:
         if not verdicts or any(verdict.ceiling != 0 for verdict in verdicts):
             return None
         return min(verdicts, key=_opens_at)
+
+    def lowest(self) -> Verdict | None:
+        """The lowest ceiling that a guard has set on any device; ``None`` where none has."""
+        lowered = [w.verdict for w in self._watched if w.verdict.ceiling is not None]
+        return min(lowered, key=lambda verdict: verdict.ceiling or 0, default=None)
 
     def trying(self) -> Verdict | None:
         """Why nobody may wait: every device is closed, or tried out by a few requests at a time."""

@@ -177,6 +177,11 @@ class RequestInfo:
         return self._json
 
     @property
+    def was_form(self) -> bool:
+        """Whether the framework has read the body as a form: then there are ``parts`` and no ``body``."""
+        return self._form is not None
+
+    @property
     def parts(self) -> Sequence[Part]:
         """The parts of a multipart body. Raises ``UnreadableBody`` for other bodies."""
         if self._form is not None:

@@ -31,7 +31,18 @@ logger = logging.getLogger("gpu_admission")
 class Intake:
     """One request on its way to a lease. ``body`` is the ``receive`` for the app behind."""
 
-    __slots__ = ("admission", "body", "clamped_to", "flow", "info", "lane", "may_clamp", "rule", "scope")
+    __slots__ = (
+        "admission",
+        "body",
+        "clamped_to",
+        "flow",
+        "info",
+        "lane",
+        "may_clamp",
+        "needed",
+        "rule",
+        "scope",
+    )
 
     def __init__(self, admission: Admission, rule: Rule, scope: Scope, receive: Receive) -> None:
         self.admission = admission
@@ -41,6 +52,8 @@ class Intake:
         self.info = RequestInfo(scope, path=rule.path, dialect=rule.dialect)
         self.lane = 0
         self.flow: Any = None
+        self.needed: int | None = None
+        """Bytes, once they are estimated."""
         self.may_clamp = False
         """Whether the app will read the body from us, so that it may be rewritten."""
         self.clamped_to: int | None = None
@@ -61,6 +74,7 @@ class Intake:
             if declared is not None and declared > admission.settings.max_body_bytes:
                 raise self._too_large(declared)
             estimated = await self._estimate(packed)
+            self.needed = estimated.bytes
             if admission.picks_lanes:
                 self._choose_lane()
             lease = await admission.acquire(
@@ -90,7 +104,7 @@ class Intake:
     async def _estimate(self, packed: Sequence[str]) -> Estimate:
         fallback = self.admission.settings.fallback
         try:
-            if self.rule.needs_body:
+            if self.rule.needs_body or self.admission.pickers_read:
                 await self.body.read()
                 self.info.read_from(self._unpacking(packed) if packed else self.body.content)
                 if packed:
@@ -135,7 +149,7 @@ class Intake:
 
     def _count(self, error: Exception) -> None:
         if isinstance(error, Rejected):
-            self.admission.refused(error, lane=self.lane, route=self.rule.route)
+            self.admission.refused(error, lane=self.lane, route=self.rule.route, needed=self.needed)
         else:
             self.admission.left(lane=self.lane, route=self.rule.route)
 

@@ -26,8 +26,8 @@ def media_type(info: RequestInfo) -> str:
 def read_form(info: RequestInfo) -> JSONObject:
     """The fields of a JSON object, a form or an upload. Raises ``UnreadableBody``."""
     kind = media_type(info)
-    if kind == "multipart/form-data":
-        return JSONObject(_fields(info.parts), len(info.body))
+    if kind == "multipart/form-data" or info.was_form:
+        return JSONObject(_fields(info.parts), sum(part.size for part in info.parts))
     if kind == "application/x-www-form-urlencoded":
         return JSONObject(_form(info.body), len(info.body))
     return read_object(info)

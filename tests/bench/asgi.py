@@ -8,6 +8,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CHAT = json.dumps(
@@ -56,8 +57,8 @@ async def call(app: ASGIApp, scope: Scope, body: bytes = CHAT) -> list[Message]:
     async def receive() -> Message:
         if messages:
             return messages.pop()
-        await asyncio.sleep(3600)
-        raise AssertionError("nobody waits that long")
+        await anyio.sleep_forever()
+        raise AssertionError("it never returns")
 
     async def send(message: Message) -> None:
         sent.append(message)
