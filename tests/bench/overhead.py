@@ -48,12 +48,14 @@ def with_slowapi() -> tuple[ASGIApp, dict[str, Any]]:
     return SlowAPIASGIMiddleware(echo), {"app": app}
 
 
-def requests(served: ASGIApp, path: str = "/v1/chat/completions", **scope: Any) -> Callable[[], float]:
+def requests(
+    served: ASGIApp, path: str = "/v1/chat/completions", *, count: int = REQUESTS, **scope: Any
+) -> Callable[[], float]:
     async def work() -> None:
-        for _ in range(REQUESTS):
+        for _ in range(count):
             await call(served, scope_of(path, **scope))
 
-    return lambda: seconds(work(), REQUESTS)
+    return lambda: seconds(work(), count)
 
 
 def run() -> str:
