@@ -184,9 +184,15 @@ async def estimate(rule: Rule, info: RequestInfo, otherwise: Callable[[], int]) 
 async def _off_the_loop(estimator: Estimator, info: RequestInfo) -> object:
     """A large body is read in a worker thread, and by a plain estimator also estimated there."""
     if not _is_async(estimator):
-        return await read_aside(estimator, info)
+        (result,) = await read_aside(_boxed, estimator, info)
+        return result
     await read_aside(_read_ahead, info)
     return estimator(info)
+
+
+def _boxed(estimator: Estimator, info: RequestInfo) -> tuple[object]:
+    """What ``estimator`` returns, in a tuple: trio takes no awaitable out of a thread."""
+    return (estimator(info),)
 
 
 def _is_async(estimator: Callable[..., object]) -> bool:

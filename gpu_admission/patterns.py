@@ -49,8 +49,8 @@ class Patterns:
 def _compile(pattern: object, name: str) -> re.Pattern[str]:
     if not isinstance(pattern, str):
         raise TypeError(f"{name} must hold path patterns as text, not {type(pattern).__name__}")
-    if not pattern.startswith(("/", "*")):
-        raise ValueError(f"{name}: the path pattern {pattern!r} must start with '/' or '*'")
+    if not pattern.startswith(("/", "**")):
+        raise ValueError(f"{name}: the path pattern {pattern!r} must start with '/', or be '**' for all")
     trimmed = pattern.rstrip("/") or "/"
     parts = (_MEANING.get(token, re.escape(token)) for token in _TOKEN.findall(trimmed))
     # Starlette's routes end in "$", which matches before a last line feed too: so must these.
