@@ -336,7 +336,7 @@ class Admission:
         self, rejected: Rejected, *, lane: int = 0, route: str = "*", needed: int | None = None
     ) -> None:
         """Complete a refusal on its way out, count it and tell the observers."""
-        self._refusals.complete(rejected, needed, _monotonic(), self.supervisor.lowest())
+        self._refusals.complete(rejected, needed, _monotonic(), self.supervisor.lowered())
         self.counts[rejected.reason] += 1
         if self.observers:
             self._emit(
@@ -617,7 +617,8 @@ class Admission:
         if self._started or not self.supervisor.is_measured:
             return
         self._started = True
-        self.supervisor.start()
+        if self.mode != "off":
+            self.supervisor.start()
         from gpu_admission.observe.startline import start_line
 
         logger.info("%s", start_line(self))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def snapshot_of(admission: Admission, ledger: Ledger, now: float) -> Snapshot:
     """The snapshot of ``admission``; the caller holds its lock."""
-    lowest = admission.supervisor.closed() or admission.supervisor.lowest()
+    lowered = admission.supervisor.closed() or admission.supervisor.lowered()
     succeeded = admission.succeeded_at
     return Snapshot(
         capacity=ledger.capacity,
@@ -25,7 +25,7 @@ def snapshot_of(admission: Admission, ledger: Ledger, now: float) -> Snapshot:
         buffered_bytes=admission.buffer.held + admission.buffer.unpacking,
         peak=ledger.peak,
         ceiling=sum(account.limit for account in ledger.accounts),
-        closed_by="drain" if ledger.closed else lowest.guard if lowest else None,
+        closed_by="drain" if ledger.closed else lowered.guard if lowered else None,
         draining=ledger.closed,
         mode=admission.mode,
         forecast=ledger.forecast(ledger.usual, now),

@@ -65,12 +65,15 @@ class Watched:
         return [Outcome(*self.outcomes.popleft()) for _ in range(len(self.outcomes))]
 
     def begin(self, measured: Capacity | None, overcommit: float) -> None:
-        for guard in self.guards:
-            begin = getattr(guard, "begin", None)
-            if begin is not None:
-                begin(measured, overcommit=overcommit)
         self.begun = True
         self.failure = ""
+        for guard in self.guards:
+            begin = getattr(guard, "begin", None)
+            try:
+                if begin is not None:
+                    begin(measured, overcommit=overcommit)
+            except Exception:
+                logger.exception("guard %r failed to begin", guard.name)
 
     def ask(self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float) -> Verdict:
         return together([self._ask_one(guard, readings, outcomes, now) for guard in self.guards])
@@ -81,13 +84,13 @@ class Watched:
         """What ``guard`` says; one that raises has no say, and is logged once until it works again."""
         try:
             verdict = verdict_of(guard, readings, outcomes, now)
+            _act(guard)
         except Exception:
             if guard.name not in self.failing:
                 self.failing.add(guard.name)
                 logger.exception("guard %r failed: it has no say until it works again", guard.name)
             return Verdict()
         self.failing.discard(guard.name)
-        _act(guard)
         return verdict
 
 
@@ -289,10 +292,12 @@ class Supervisor:
             return None
         return min(verdicts, key=_opens_at)
 
-    def lowest(self) -> Verdict | None:
-        """The lowest ceiling that a guard has set on any device; ``None`` where none has."""
-        lowered = [w.verdict for w in self._watched if w.verdict.ceiling is not None]
-        return min(lowered, key=lambda verdict: verdict.ceiling or 0, default=None)
+    def lowered(self) -> Verdict | None:
+        """The highest of the devices' ceilings, and who set it; ``None`` where one has none."""
+        verdicts = [watched.verdict for watched in self._watched]
+        if any(verdict.ceiling is None for verdict in verdicts):
+            return None
+        return max(verdicts, key=lambda verdict: verdict.ceiling or 0, default=None)
 
     def trying(self) -> Verdict | None:
         """Why nobody may wait: every device is closed, or tried out by a few requests at a time."""
