@@ -77,7 +77,9 @@ class Settings:
 
     estimator: Any = None
     capacity: int | str | None = None
-    """Bytes that may be held at once, per device; a percentage or ``None`` is measured at start."""
+    """Bytes that may be held at once, per device. A percentage or ``None`` is measured, once a process:
+    when the app's own startup is over, or at the first request where there is none. A device
+    that does not tell its memory is closed (503) until it does."""
     timeout: float = 30.0
     """Longest wait in the queue; 0 never waits."""
     max_waiting: int = 100
@@ -107,15 +109,18 @@ class Settings:
     refuse_early: bool = False
     """Refuse at arrival when the forecast wait is longer than the request may wait."""
     devices: Any = ()
+    """One budget each, and one queue. None given: a capacity that is measured is that of the first
+    device that ``discover()`` finds; one given in bytes is watched by nobody."""
     guards: Any = None
-    """``None``: memory, out-of-memory and faults where devices are given or measured."""
+    """``None``: memory, out-of-memory and faults where devices are given or measured. Each device
+    has its own copy of each."""
     placement: Any = "most_free"
     overcommit: float = 1.0
     """Factor on the capacity, for peaks that rarely meet."""
     reserve: Any = 0
     """Bytes of a measured device that are never given out."""
     strict: bool = False
-    """Refuse to start when the capacity can't be measured."""
+    """Refuse to start when a capacity can't be measured, or a setting names a size that can never fit."""
     classify: Any = None
     """Which exceptions mean ``"oom"`` or a device ``"fault"``; ``None``: the known forms."""
     observers: Any = ()
@@ -125,11 +130,17 @@ class Settings:
     hold: str = "app"
     on_reject: Any = "problem"
     on_fault: Any = "close"
+    """What a device fault brings beside the closed door, of the default guards: see ``FaultGuard``."""
     oom_event: bool = False
-    """Send the dialect's error event when a stream that has begun runs out of memory."""
+    """Send the dialect's error event when a stream that has begun runs out of memory. Not for
+    FastAPI routes that are metered by themselves: put ``GPUAdmission`` in front."""
     oom_status: int | None = None
-    """Answer with this status when the app runs out of memory before it has answered."""
+    """Answer with this status, in place of the exception, when the app runs out of memory before it
+    has answered; also in place of the error page (500) that a framework sends first. For
+    ``GPUAdmission``."""
     clamp_new_tokens: bool = False
+    """Let a hot device lower the token limit of requests: see ``ThermalGuard``. For ``GPUAdmission``,
+    and bodies that are not compressed."""
     server_timing: bool = False
     """Tell the time in the queue in a ``Server-Timing`` header."""
     profile: int = 0

@@ -75,8 +75,20 @@ class Watched:
             except Exception:
                 logger.exception("guard %r failed to begin", guard.name)
 
-    def ask(self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float) -> Verdict:
-        return together([self._ask_one(guard, readings, outcomes, now) for guard in self.guards])
+    def ask(
+        self,
+        latest: Sequence[DeviceReading],
+        blank: DeviceReading,
+        outcomes: Sequence[Outcome],
+        now: float,
+    ) -> Verdict:
+        """What the guards say by the ``latest`` readings; before the first, by the ``blank`` one.
+
+        That one has only what is known without the device: guards that need one get none.
+        """
+        return together(
+            [self._ask_one(guard, latest or _before(guard, blank), outcomes, now) for guard in self.guards]
+        )
 
     def _ask_one(
         self, guard: Guard, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
@@ -222,7 +234,7 @@ class Supervisor:
         """Begin to read the devices, in a thread of this process, unless it runs. Never blocks."""
         if self.readings is not None:
             for index in range(len(self.devices)):
-                self.review(index)  # guards are asked before the first request, not after a reading
+                self.review(index)  # before the first request, not after the first reading
             self.readings.start()
 
     def stop(self) -> None:
@@ -263,17 +275,13 @@ class Supervisor:
             return Verdict(0, "capacity", watched.failure, retry_at=now + _MEASURED_AGAIN_IN)
         if not watched.begun:
             return watched.verdict
-        return watched.ask(self._shown(index, now), watched.take_outcomes(), now)
-
-    def _shown(self, index: int, now: float) -> Sequence[DeviceReading]:
-        """The latest readings; the last one with the capacity of now, which may be newer than it."""
         capacity, held = self._held(index)
         latest = self._latest(index)
-        if not latest:
-            return (DeviceReading(capacity=capacity, held=held, taken_at=now),)
-        if latest[-1].capacity == capacity:
-            return latest
-        return (*latest[:-1], msgspec.structs.replace(latest[-1], capacity=capacity))
+        if latest and latest[-1].capacity != capacity:
+            # It was measured, or changed, since that reading.
+            latest = (*latest[:-1], msgspec.structs.replace(latest[-1], capacity=capacity))
+        blank = DeviceReading(capacity=capacity, held=held, taken_at=now)
+        return watched.ask(latest, blank, watched.take_outcomes(), now)
 
     # what holds
 
@@ -357,6 +365,10 @@ def _copy(guard: Guard) -> Guard:
         raise TypeError(
             f"guards: {guard.name!r} can't be copied for each device ({error}): give it a __deepcopy__"
         ) from error
+
+
+def _before(guard: Guard, blank: DeviceReading) -> Sequence[DeviceReading]:
+    return () if getattr(guard, "needs_readings", False) else (blank,)
 
 
 def _act(guard: Guard) -> None:

@@ -357,7 +357,7 @@ class DeviceSnapshot(msgspec.Struct, frozen=True):
     in_use: int
     ceiling: int | None
     closed_by: str | None
-    """Name of the guard that set the ceiling."""
+    """Name of the guard that set the ceiling; ``capacity`` while that can't be measured."""
     reason: str
     reading: DeviceReading | None
     reading_age: float | None

@@ -202,8 +202,11 @@ async def test_in_shadow_nobody_waits_for_a_measurement_nor_is_refused_by_one(by
 
 async def test_switched_off_nothing_is_read(by_hand: HandClock) -> None:
     card = Card(by_hand)
-    admission = watched(devices=[card], mode="off")
-    await admission.begin()
+    for settings in ({"capacity": 100}, {}):
+        admission = watched(devices=[card], mode="off", **settings)
+        await admission.begin()
+    assert admission.supervisor.readings is not None
+    assert admission.supervisor.readings._stop is None
     lease = await hold(admission, 1000)
     lease.report_oom()
     lease.release()
@@ -316,6 +319,30 @@ async def test_what_a_guard_wants_called_is_called_once_in_a_thread(
             thread.join(30)
     assert threads == ["gpu-admission-action"]
     assert "the action of guard 'opinion' failed" in caplog.text
+
+
+@pytest.mark.parametrize("guard", [MemoryGuard(when_stale="close"), ThermalGuard()])
+async def test_before_the_first_reading_guards_that_need_one_say_nothing(
+    by_hand: HandClock, guard: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    admission = watched(capacity=100, devices=[Card(by_hand)], guards=[guard, Opinion(70)])
+    with caplog.at_level(logging.INFO, "gpu_admission"):
+        (await hold(admission, 70)).release()
+    (device,) = admission.snapshot().devices
+    assert (device.ceiling, device.closed_by, device.reading) == (70, "opinion", None)
+    assert "no memory reading" not in caplog.text
+
+
+async def test_a_guard_that_can_not_begin_is_logged_and_asked_all_the_same(
+    by_hand: HandClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def begin(*args: Any, **options: Any) -> None:
+        raise ZeroDivisionError
+
+    admission = watched(capacity=100, devices=[Card(by_hand)], guards=[Opinion(70, begin=begin)])
+    look(admission, 3)
+    assert admission.snapshot().ceiling == 70
+    assert caplog.text.count("guard 'opinion' failed to begin") == 1
 
 
 async def test_an_action_may_be_none_and_a_guard_may_have_no_begin(by_hand: HandClock) -> None:
