@@ -13,6 +13,8 @@ from typing import Any
 import granian.server.embed
 import hypercorn.asyncio
 import hypercorn.config
+import hypercorn.trio
+import trio
 import uvicorn
 from granian.constants import Interfaces
 
@@ -72,6 +74,28 @@ def run_hypercorn(app: ASGIApp) -> Running:
     return Running(thread, port, lambda: loop.call_soon_threadsafe(stopping.set))
 
 
+def run_hypercorn_on_trio(app: ASGIApp) -> Running:
+    listener = free_socket()
+    config = hypercorn.config.Config()
+    port = listener.getsockname()[1]
+    config.bind = [f"fd://{listener.detach()}"]
+    config.errorlog = logging.getLogger("tests.hypercorn")
+    started: list[tuple[trio.lowlevel.TrioToken, trio.Event]] = []
+
+    async def serve() -> None:
+        stopping = trio.Event()
+        started.append((trio.lowlevel.current_trio_token(), stopping))
+        await hypercorn.trio.serve(app, config, shutdown_trigger=stopping.wait)  # type: ignore[arg-type]
+
+    def stop() -> None:
+        (token, stopping) = started[0]
+        token.run_sync_soon(stopping.set)
+
+    thread = threading.Thread(target=lambda: trio.run(serve))
+    thread.start()
+    return Running(thread, port, stop)
+
+
 def run_granian(app: ASGIApp) -> Running:
     with free_socket() as listener:
         port = listener.getsockname()[1]
@@ -98,6 +122,7 @@ SERVERS: dict[str, Callable[[ASGIApp], Running]] = {
     "uvicorn-httptools": lambda app: run_uvicorn(app, http="httptools"),
     "uvicorn-uvloop": lambda app: run_uvicorn(app, loop="uvloop"),
     "hypercorn": run_hypercorn,
+    "hypercorn-trio": run_hypercorn_on_trio,
     "granian": run_granian,
 }
 

@@ -30,6 +30,7 @@ from tests.cases.harness import (
     read_body,
     scenario,
     settle,
+    working,
 )
 
 pytestmark = pytest.mark.anyio
@@ -228,6 +229,33 @@ async def test_bl_03_the_app_sees_within_one_poll_that_the_client_has_left() -> 
         call = await scene.start(b"question", b" in two")
         assert call.started.is_set()
         call.hang_up()
+        call.finish()
+        await call.done.wait()
+        assert call.error is None
+
+
+async def test_bl_03_an_app_that_had_to_wait_sees_it_within_one_poll_too() -> None:
+    """The server's ``receive`` is under way from the queue on: a poll looks at how that came out."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        call: Call = scope["call"]
+        request = Request(scope, receive)
+        call.read = await request.body()
+        for _ in range(3):
+            assert not await request.is_disconnected()
+        call.started.set()
+        await call.may_finish.wait()
+        assert await request.is_disconnected()
+        assert await request.is_disconnected()
+
+    async with scenario(app) as scene:
+        holder = await scene.start(cost=100, app=GPUAdmission(working, admission=scene.admission))
+        call = await scene.start(b"question", cost=100)
+        assert scene.waiting == 1
+        holder.finish()
+        await call.started.wait()
+        call.hang_up()
+        await settle()
         call.finish()
         await call.done.wait()
         assert call.error is None

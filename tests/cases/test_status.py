@@ -15,9 +15,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
-from gpu_admission import Admission, GPUAdmission
+from gpu_admission import Admission, GPUAdmission, Guard
+from gpu_admission.guards import FaultGuard, OutOfMemoryGuard
 from gpu_admission.refusals import retry_after
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
+from tests.cards import Card, HandClock
 from tests.cases.harness import Call, StreamedCost, answer, cost, read_body, scenario, settle, working
 
 pytestmark = pytest.mark.anyio
@@ -323,3 +325,44 @@ async def test_bl_38_a_timeout_of_zero_never_waits() -> None:
         call = await scene.run(cost=50)
         assert call.status == 429
         holder.finish()
+
+
+# the breaker of a device, open: BL-22, BL-33, BL-34
+
+
+async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+    """Probes are answered; work ends as the call says."""
+    call: Call = scope["call"]
+    if scope["method"] == "POST":
+        raise RuntimeError(call.scope["error"])
+    await answer(send, b"alive")
+
+
+BREAKERS: dict[str, tuple[Guard, str]] = {
+    "out of memory": (OutOfMemoryGuard(opens_after=1), "CUDA out of memory. Tried to allocate 2 GiB"),
+    "a fault": (FaultGuard(), "CUDA error: device-side assert triggered"),
+}
+
+
+@pytest.mark.parametrize("name", BREAKERS)
+async def test_bl_22_while_the_breaker_is_open_no_body_is_read_and_probes_are_answered(
+    name: str, by_hand: HandClock
+) -> None:
+    guard, error = BREAKERS[name]
+    admission = Admission(capacity=100, estimator=cost, devices=[Card(by_hand)], guards=[guard])
+    app = GPUAdmission(fails, admission=admission)
+    first = Call(app, b"question", error=error)
+    await first.run()
+    assert isinstance(first.error, RuntimeError)
+    refused = Call(app, b"question")
+    await refused.run()
+    assert (refused.status, refused.receives) == (503, 0)
+    assert refused.problem()["reason"] == "gpu_unavailable"
+    if name == "a fault":
+        assert refused.headers["x-should-retry"] == "false"
+    else:
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+    probe = Call(app, method="GET", path="/health")
+    await probe.run()
+    assert (probe.status, probe.body) == (200, b"alive")
+    assert admission.snapshot().in_use == 0
