@@ -145,6 +145,13 @@ def test_where_memory_does_not_bind_the_verdict_says_so() -> None:
     assert words.count("which is equal") == 2
 
 
+def test_a_replay_that_was_cut_short_is_mentioned() -> None:
+    cut = trial("Semaphore(2)", "ok", "unfinished")
+    words = said(report(trial("unprotected", "ok"), cut, trial("GPUAdmission", "ok")))
+    assert "Time ran out for Semaphore(2): what followed it replayed the 2 that it had sent" in words
+    assert "Time ran out" not in said(usual())
+
+
 def test_threads_are_said_to_gain_safety_only() -> None:
     assert "bytes buy safety here, not throughput" in said(usual(engine="threads"))
     assert "bytes buy safety" not in said(usual())

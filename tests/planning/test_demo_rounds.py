@@ -24,7 +24,7 @@ from gpu_admission.planning.demo.report import text
 from gpu_admission.planning.demo.rounds import Plan, last_level_cache, run
 from gpu_admission.planning.demo.server import Ready, ServerError, ServerProcess, Settings
 from gpu_admission.planning.demo.shape import Shape
-from gpu_admission.planning.demo.trace import load
+from gpu_admission.planning.demo.trace import Ask, load
 from tests.planning.test_demo_report import trial
 
 SMALL = Shape(layers=4, hidden=256, heads=4, vocabulary=512)
@@ -76,6 +76,20 @@ def test_the_rounds_differ_in_their_protection_and_in_nothing_else(monkeypatch: 
     assert all(rest == [plan, load(3)] for _, _, *rest in seen)
     assert report.weights == plan.shape.weights * 4
     assert report.error == ""
+
+
+def test_where_time_ran_out_the_next_round_replays_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+
+    def one(plan: Plan, label: str, protection: Protection, asks: list[Ask], *rest: object) -> Trial:
+        sent.append(len(asks))
+        return trial(label, *["ok"] * (5 if label.startswith("Semaphore") else len(asks)))
+
+    costs = Costs({"prompt_tokens": 10.0, "new_tokens": 10.0}, 100, 1000)
+    monkeypatch.setattr(rounds, "_measured", lambda plan: (Ready(1, "cpu", "a wall"), costs))
+    monkeypatch.setattr(rounds, "_round", one)
+    run(Plan(requests=9), lambda line: None, lambda label, count: lambda answer: None)
+    assert sent == [9, 9, 5]
 
 
 def test_a_wall_that_leaves_no_room_is_said_before_anything_is_replayed(

@@ -105,6 +105,9 @@ def verdict(report: Report) -> Iterator[str]:
     yield _safety(ours, "")
     if ours.count("refused"):
         yield f"{ours.label} refused {ours.count('refused')} of {ours.sent} requests."
+    for row in report.rows:
+        if row.count("unfinished"):
+            yield f"Time ran out for {row.label}: what followed it replayed the {row.sent} that it had sent."
     if not plain.count("out_of_memory"):
         yield f"At {report.clients} clients memory does not bind: {_compared(ours, plain)}"
     yield _compared(ours, slots)
