@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="the demo's model needs torch")
 from gpu_admission.planning.demo import rounds, server
 from gpu_admission.planning.demo.calibrate import Costs
 from gpu_admission.planning.demo.figures import Trial
-from gpu_admission.planning.demo.load import Answer
+from gpu_admission.planning.demo.load import Answer, Outcome
 from gpu_admission.planning.demo.page import page
 from gpu_admission.planning.demo.protect import Bytes, Protection, Slots, Unprotected
 from gpu_admission.planning.demo.report import text
@@ -54,13 +54,17 @@ def test_the_unprotected_app_runs_out_of_memory_and_neither_protected_one_does()
     assert page(report).count('class="use"') == 3
 
 
+def answered(count: int) -> list[Outcome]:
+    return ["ok"] * count
+
+
 def test_the_rounds_differ_in_their_protection_and_in_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = Costs({"prompt_tokens": 10.0, "new_tokens": 10.0}, 100, 1000)
     seen: list[tuple[object, ...]] = []
 
-    def one(plan: Plan, label: str, protection: Protection, asks: object, *rest: object) -> Trial:
+    def one(plan: Plan, label: str, protection: Protection, asks: list[Ask], *rest: object) -> Trial:
         seen.append((label, protection, plan, asks))
-        return trial(label, "ok")
+        return trial(label, *answered(len(asks)))
 
     monkeypatch.setattr(rounds, "_measured", lambda plan: (Ready(1, "cpu", "a wall"), costs))
     monkeypatch.setattr(rounds, "_round", one)
@@ -83,7 +87,7 @@ def test_where_time_ran_out_the_next_round_replays_the_same_requests(monkeypatch
 
     def one(plan: Plan, label: str, protection: Protection, asks: list[Ask], *rest: object) -> Trial:
         sent.append(len(asks))
-        return trial(label, *["ok"] * (5 if label.startswith("Semaphore") else len(asks)))
+        return trial(label, *answered(5 if label.startswith("Semaphore") else len(asks)))
 
     costs = Costs({"prompt_tokens": 10.0, "new_tokens": 10.0}, 100, 1000)
     monkeypatch.setattr(rounds, "_measured", lambda plan: (Ready(1, "cpu", "a wall"), costs))
