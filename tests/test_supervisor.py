@@ -608,6 +608,13 @@ async def test_what_the_loop_reads_comes_into_force_by_itself() -> None:
     assert admission.snapshot().counts["admitted"] == 1
 
 
+async def test_without_devices_there_is_nothing_to_stop() -> None:
+    admission = watched(capacity=100)
+    await admission.begin()
+    await admission.aclose()
+    assert ticking() == []
+
+
 def test_nothing_runs_and_nothing_is_read_at_construction(by_hand: HandClock) -> None:
     card = Card(by_hand)
     before = threading.active_count()
