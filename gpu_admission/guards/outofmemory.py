@@ -20,7 +20,7 @@ class OutOfMemoryGuard:
     Then it is half-open: ``trials`` leases may run at once, until one ends well (closed
     again) or out of memory (open again). Any other end changes nothing: its place is free
     for the next. A trial that has not ended after another ``cool_down`` is taken for lost,
-    and one more may run.
+    and one more may run. Of several worker processes each has a breaker, and trials, of its own.
     """
 
     name = "out-of-memory"
