@@ -24,10 +24,10 @@ unit: $(VENV)/test
 	$(BIN)/coverage report --fail-under=95 --skip-covered
 	$(BIN)/coverage report --fail-under=100 --include='*/budget/*,*/http/*'
 
-bench: $(VENV)/test
+bench: $(VENV)/bench
 	$(BIN)/python -m tests.bench
 
-$(VENV)/demo $(VENV)/test: pyproject.toml
+$(VENV)/demo $(VENV)/test $(VENV)/bench: pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet "$(TORCH)" --editable ".[$(notdir $@)]"

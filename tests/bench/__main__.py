@@ -5,7 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("overhead", "guards", "ledger", "largebody")
+NAMES = (
+    "overhead",
+    "instructions",
+    "peers",
+    "guards",
+    "ledger",
+    "largebody",
+)
 
 
 def main(names: list[str]) -> None:

@@ -16,6 +16,9 @@ CHAT = json.dumps(
 ).encode()
 
 
+CHAT_PATH = "/v1/chat/completions"
+
+
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     while (await receive()).get("more_body", False):
         pass
@@ -23,7 +26,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ok"})
 
 
-def scope_of(path: str = "/v1/chat/completions", **more: Any) -> Scope:
+def scope_of(path: str = CHAT_PATH, **more: Any) -> Scope:
     headers = [
         (b"host", b"localhost"),
         (b"content-type", b"application/json"),
@@ -67,8 +70,14 @@ async def call(app: ASGIApp, scope: Scope, body: bytes = CHAT) -> list[Message]:
     return sent
 
 
-def seconds(work: Coroutine[Any, Any, Any], count: int) -> float:
+async def calls(app: ASGIApp, count: int, path: str = CHAT_PATH, /, **more: Any) -> None:
+    """``count`` requests, one after the other; ``more`` goes into their scopes."""
+    for _ in range(count):
+        await call(app, scope_of(path, **more))
+
+
+def seconds(runner: asyncio.Runner, work: Coroutine[Any, Any, Any], count: int) -> float:
     """Seconds for each of the ``count`` requests that ``work`` makes."""
     start = time.perf_counter()
-    asyncio.run(work)
+    runner.run(work)
     return (time.perf_counter() - start) / count

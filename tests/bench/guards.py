@@ -17,7 +17,8 @@ from gpu_admission.guards import FaultGuard, MemoryGuard, OutOfMemoryGuard, Ther
 from gpu_admission.settings import EstimatorSetting
 from gpu_admission.types import Guard
 from tests.bench.asgi import echo
-from tests.bench.overhead import Nothing, requests
+from tests.bench.contenders import Nothing
+from tests.bench.overhead import requests
 from tests.bench.sidebyside import Measure, table
 
 ROUNDS = 101
@@ -53,14 +54,15 @@ TOLD = ("no device", "two devices, no guard", "two devices, all guards")
 def run() -> str:
     tokens = Linear({"prompt_tokens": "128KiB", "new_tokens": "128KiB"}, constant="40MiB")
     estimators: dict[str, EstimatorSetting] = {"Constant": Constant("1GiB"), "chat": tokens}
-    nothing = requests(Nothing(echo), count=100)
     rows = []
-    for name, estimator in estimators.items():
-        apps = [served(estimator, 0, ()), served(estimator, 2, ()), served(estimator, 2, all_guards())]
-        without, *others = [requests(app, count=100) for app in apps]
-        found = compare(without, others, nothing)
-        for what, (added, more) in zip(TOLD, found, strict=True):
-            rows.append([f"{name}, {what}", f"{added:.1f}", f"{more:+.1%}"])
-        for app in apps:
-            asyncio.run(app.admission.aclose())
+    with asyncio.Runner() as runner:
+        nothing = requests(runner, (Nothing(echo), {}), count=100)
+        for name, estimator in estimators.items():
+            apps = [served(estimator, 0, ()), served(estimator, 2, ()), served(estimator, 2, all_guards())]
+            without, *others = [requests(runner, (app, {}), count=100) for app in apps]
+            found = compare(without, others, nothing)
+            for what, (added, more) in zip(TOLD, found, strict=True):
+                rows.append([f"{name}, {what}", f"{added:.1f}", f"{more:+.1%}"])
+            for app in apps:
+                runner.run(app.admission.aclose())
     return table("Devices and guards", ["GPUAdmission", "µs added", "over no device"], rows)
