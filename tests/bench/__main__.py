@@ -9,7 +9,10 @@ NAMES = (
     "overhead",
     "instructions",
     "peers",
+    "server",
     "guards",
+    "waiting",
+    "overload",
     "ledger",
     "largebody",
 )
