@@ -148,7 +148,7 @@ def test_where_memory_does_not_bind_the_verdict_says_so() -> None:
 def test_a_replay_that_was_cut_short_is_mentioned() -> None:
     cut = trial("Semaphore(2)", "ok", "unfinished")
     words = said(report(trial("unprotected", "ok"), cut, trial("GPUAdmission", "ok")))
-    assert "Time ran out for Semaphore(2): what followed it replayed the 2 that it had sent" in words
+    assert "Time ran out for Semaphore(2): 1 of 2 requests were cut off" in words
     assert "Time ran out" not in said(usual())
 
 

@@ -106,8 +106,11 @@ def verdict(report: Report) -> Iterator[str]:
     if ours.count("refused"):
         yield f"{ours.label} refused {ours.count('refused')} of {ours.sent} requests."
     for row in report.rows:
-        if row.count("unfinished"):
-            yield f"Time ran out for {row.label}: what followed it replayed the {row.sent} that it had sent."
+        if cut := row.count("unfinished"):
+            yield (
+                f"Time ran out for {row.label}: {cut} of {row.sent} requests were cut off, "
+                "and no later round sent others than these."
+            )
     if not plain.count("out_of_memory"):
         yield f"At {report.clients} clients memory does not bind: {_compared(ours, plain)}"
     yield _compared(ours, slots)

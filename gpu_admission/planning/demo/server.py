@@ -138,4 +138,7 @@ def _stop_when_parent_does(server: uvicorn.Server) -> None:
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Settings))
+    try:
+        main(msgspec.json.decode(sys.argv[1], type=Settings))
+    except OSError as error:  # there is no wall to be had here
+        sys.exit(str(error))
