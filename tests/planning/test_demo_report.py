@@ -124,7 +124,8 @@ def said(made: Report) -> str:
 
 def test_the_verdict_tells_losses_refusals_and_the_ratio() -> None:
     words = said(usual())
-    assert "unprotected: 2 of 3 requests failed for lack of memory. The first one: no room" in words
+    assert "unprotected: 2 of 3 requests failed for lack of memory; its rates are those of the 1" in words
+    assert "The first one: no room" in words
     assert "GPUAdmission: nothing ran out of memory (peak 90% of the wall)" in words
     assert "GPUAdmission refused 1 of 3 requests" in words
     assert "GPUAdmission answered 2.00 x the requests of Semaphore(2)" in words
@@ -134,7 +135,7 @@ def test_the_verdict_tells_losses_refusals_and_the_ratio() -> None:
 def test_the_verdict_tells_our_own_losses_too() -> None:
     good, bad = trial("Semaphore(2)", "ok"), trial("GPUAdmission", "ok", "out_of_memory")
     words = said(report(trial("unprotected", "out_of_memory", "ok"), good, bad))
-    assert "GPUAdmission: 1 of 2 requests failed for lack of memory." in words
+    assert "GPUAdmission: 1 of 2 requests failed for lack of memory;" in words
     assert "GPUAdmission answered 1.00 x" in words
 
 

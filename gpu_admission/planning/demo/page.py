@@ -14,6 +14,7 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #1c1c1c }
 body { max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { text-align: right; padding: .3rem .5rem; border-bottom: 1px solid #ddd }
+td { white-space: nowrap }
 th { font-weight: 600 } th:first-child, td:first-child { text-align: left }
 svg { width: 100%; height: auto; background: #fafafa; border: 1px solid #ddd }
 figure { margin: 1.2rem 0 } figcaption { font-size: .9rem }

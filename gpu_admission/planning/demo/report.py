@@ -53,8 +53,8 @@ HEADINGS = (
     "per CPU s",
     "p50 s",
     "p95 s",
-    "peak",
-    "mean",
+    "peak use",
+    "mean use",
 )
 
 
@@ -125,7 +125,10 @@ def _safety(row: Figures, error: str) -> str:
     if not lost:
         return f"{row.label}: nothing ran out of memory (peak {row.peak:.0%} of the wall)."
     said = f" The first one: {error}" if error else ""
-    return f"{row.label}: {lost} of {row.sent} requests failed for lack of memory.{said}"
+    return (
+        f"{row.label}: {lost} of {row.sent} requests failed for lack of memory; its rates are those of the "
+        f"{row.count('ok')} that were answered.{said}"
+    )
 
 
 def _compared(ours: Figures, other: Figures) -> str:
