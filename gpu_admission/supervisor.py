@@ -11,99 +11,30 @@ of reading are taken before it, never inside it; no driver is ever asked under i
 
 from __future__ import annotations
 
-import copy
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_admission.settings import Settings
-from gpu_admission.types import Device, DeviceReading, Guard, Outcome
-from gpu_admission.verdict import Verdict, is_news, together, verdict_of
+from gpu_admission.types import Device, DeviceReading, Guard
+from gpu_admission.verdict import Verdict, is_news
+from gpu_admission.watched import Kind, Watched
 
 if TYPE_CHECKING:
     from gpu_admission.devices import Capacity, Readings
 
 logger = logging.getLogger("gpu_admission")
 _monotonic = time.monotonic
-_REMEMBERED = 1024
 _URGENT = frozenset({"oom", "fault"})
 _MEASURED_AGAIN_IN = 5.0
 """Seconds that a refusal asks to wait while a capacity can't be measured; each reading tries anew."""
 
 Apply = Callable[[int, Verdict, int | None], object]
 """``(device index, verdict, measured bytes or None)``: puts them into force. Called under the lock."""
-Kind: TypeAlias = Literal["ok", "error", "oom", "fault", "client"]
-End: TypeAlias = tuple[Kind, int, str, float]
-"""The fields of an ``Outcome``, which is made of them when guards are asked."""
-
-
-class Watched:
-    """One device, its own copy of each guard, and what came of them last."""
-
-    def __init__(self, device: Device, guards: Sequence[Guard]) -> None:
-        self.device = device
-        self.guards = [_copy(guard) for guard in guards]
-        self.verdict = Verdict()
-        self.told = Verdict()
-        """What the log was told last."""
-        self.outcomes: deque[End] = deque(maxlen=_REMEMBERED)
-        """Not shown to the guards yet."""
-        self.begun = False
-        """Its capacity is known, and its guards are asked."""
-        self.failure = ""
-        """Why its capacity can't be measured."""
-        self.failing: set[str] = set()
-        """Names of guards that raise."""
-
-    def take_outcomes(self) -> list[Outcome]:
-        """Those that no guard has seen; others may be added meanwhile."""
-        return [Outcome(*self.outcomes.popleft()) for _ in range(len(self.outcomes))]
-
-    def begin(self, measured: Capacity | None, overcommit: float) -> None:
-        self.begun = True
-        self.failure = ""
-        for guard in self.guards:
-            begin = getattr(guard, "begin", None)
-            try:
-                if begin is not None:
-                    begin(measured, overcommit=overcommit)
-            except Exception:
-                logger.exception("guard %r failed to begin", guard.name)
-
-    def ask(
-        self,
-        latest: Sequence[DeviceReading],
-        blank: DeviceReading,
-        outcomes: Sequence[Outcome],
-        now: float,
-    ) -> Verdict:
-        """What the guards say by the ``latest`` readings; before the first, by the ``blank`` one.
-
-        That one has only what is known without the device: guards that need one get none.
-        """
-        return together(
-            [self._ask_one(guard, latest or _before(guard, blank), outcomes, now) for guard in self.guards]
-        )
-
-    def _ask_one(
-        self, guard: Guard, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-    ) -> Verdict:
-        """What ``guard`` says; one that raises has no say, and is logged once until it works again."""
-        try:
-            verdict = verdict_of(guard, readings, outcomes, now)
-            _act(guard)
-        except Exception:
-            if guard.name not in self.failing:
-                self.failing.add(guard.name)
-                logger.exception("guard %r failed: it has no say until it works again", guard.name)
-            return Verdict()
-        self.failing.discard(guard.name)
-        return verdict
 
 
 class Supervisor:
@@ -356,37 +287,6 @@ def _guards(settings: Settings) -> Sequence[Guard]:
         raise ValueError("on_fault is for the guards that guards=None gives: use FaultGuard(on_fault=...)")
     guards: Sequence[Guard] = settings.guards
     return guards
-
-
-def _copy(guard: Guard) -> Guard:
-    try:
-        return copy.deepcopy(guard)
-    except Exception as error:
-        raise TypeError(
-            f"guards: {guard.name!r} can't be copied for each device ({error}): give it a __deepcopy__"
-        ) from error
-
-
-def _before(guard: Guard, blank: DeviceReading) -> Sequence[DeviceReading]:
-    return () if getattr(guard, "needs_readings", False) else (blank,)
-
-
-def _act(guard: Guard) -> None:
-    """Call what a guard wants called once, in a thread of its own: it may be slow."""
-    action = getattr(guard, "action", None)
-    if action is None:
-        return
-    guard.action = None  # type: ignore[attr-defined]
-    threading.Thread(
-        target=_call, args=(action, guard.name), name="gpu-admission-action", daemon=True
-    ).start()
-
-
-def _call(action: Callable[[], Any], name: str) -> None:
-    try:
-        action()
-    except Exception:
-        logger.exception("the action of guard %r failed", name)
 
 
 def _opens_at(verdict: Verdict) -> tuple[bool, float]:

@@ -18,6 +18,7 @@ from gpu_admission.devices.discover import Discovery
 from gpu_admission.guards import FaultGuard, MemoryGuard, OutOfMemoryGuard, ThermalGuard
 from gpu_admission.types import DeviceReading, Estimate, Outcome
 from tests.cards import Card, HandClock, Opinion, look
+from tests.cases.harness import scenario
 
 pytestmark = pytest.mark.anyio
 
@@ -198,6 +199,55 @@ async def test_in_shadow_nobody_waits_for_a_measurement_nor_is_refused_by_one(by
         lease.release()
     silent = watched(devices=[Card(by_hand, None)], mode="shadow")
     (await hold(silent, 10)).release()
+
+
+async def test_in_shadow_cold_requests_pass_and_are_judged_once_it_is_measured(by_hand: HandClock) -> None:
+    async with scenario(capacity=None, devices=[Card(by_hand)], mode="shadow") as scene:
+        cold = await scene.run(cost=500)
+        thread = scene.admission.supervisor._aside
+        assert thread is not None
+        thread.join(30)
+        warm = await scene.run(cost=500)
+    assert (cold.status, warm.status) == (200, 200)
+    assert [event.reason for event in scene.events if event.kind == "shadow"][:2] == ["", "too_large"]
+
+
+async def in_shadow(admission: Admission) -> None:
+    (await hold(admission, 1)).release()
+    thread = admission.supervisor._aside
+    assert thread is not None
+    thread.join(30)
+
+
+async def enforced(admission: Admission) -> None:
+    admission.check_open()
+    (await hold(admission, 1)).release()
+
+
+async def started(admission: Admission) -> None:
+    await admission.begin()
+
+
+@pytest.mark.parametrize(
+    ("mode", "work"), [("enforce", enforced), ("enforce", started), ("shadow", in_shadow)]
+)
+async def test_in_a_forked_process_all_that_lives_is_made_anew(
+    by_hand: HandClock, monkeypatch: pytest.MonkeyPatch, mode: Any, work: Any
+) -> None:
+    """As seen from inside; whole processes are in ``test_fork``."""
+    card = Card(by_hand, 100)
+    admission = watched(devices=[card], mode=mode, margin=0)
+    await work(admission)
+    lease = await hold(admission, 60)
+    before = admission.supervisor, admission._lock, admission.buffer
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    admission._loop = object()  # there its event loop is another one, too
+    card.foreign = 70
+    await work(admission)
+    assert (admission.snapshot().capacity, admission.in_use) == (30, 0)
+    assert not set(map(id, before)) & {id(admission.supervisor), id(admission._lock), id(admission.buffer)}
+    lease.release()
+    assert admission.in_use == 0
 
 
 async def test_switched_off_nothing_is_read(by_hand: HandClock) -> None:
