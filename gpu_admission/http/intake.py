@@ -104,12 +104,11 @@ class Intake:
     async def _estimate(self, packed: Sequence[str]) -> Estimate:
         fallback = self.admission.settings.fallback
         try:
-            if self.rule.needs_body or self.admission.pickers_read:
+            if (self.rule.needs_body or self.admission.pickers_read) and not self.body.complete:
                 await self.body.read()
                 self.info.read_from(self._unpacking(packed) if packed else self.body.content)
                 if packed:
-                    # However short it is: a few bytes may unpack to all that is allowed.
-                    await read_aside(_read_ahead, self.info)
+                    await self._unpack()
                 elif self.may_clamp:
                     await self._clamp()
             return await estimate(self.rule, self.info, self._otherwise)
@@ -152,6 +151,14 @@ class Intake:
             self.admission.refused(error, lane=self.lane, route=self.rule.route, needed=self.needed)
         else:
             self.admission.left(lane=self.lane, route=self.rule.route)
+
+    async def _unpack(self) -> None:
+        """In a thread, however short it is: a few bytes may unpack to all that is allowed."""
+        try:
+            await read_aside(_read_ahead, self.info)
+        except UnreadableBody:
+            if self.rule.needs_body:
+                raise  # else only a picker reads it, and takes its default
 
     def _choose_lane(self) -> None:
         settings = self.admission.settings

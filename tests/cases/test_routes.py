@@ -22,8 +22,8 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import gpu_admission.routes
-from gpu_admission import Admission, Lease, RequestInfo, current_lease
-from gpu_admission.types import ASGIApp, Event
+from gpu_admission import Admission, GPUAdmission, Lease, RequestInfo, current_lease
+from gpu_admission.types import ASGIApp, Event, Receive, Scope, Send
 from tests.cases.harness import Call, StreamedCost, chunks, scenario, settle, until
 
 pytestmark = pytest.mark.anyio
@@ -407,6 +407,106 @@ def test_bl_56_an_estimator_that_is_none_fails_at_import() -> None:
         admission.dependency([1])
 
 
+def test_bl_56_what_looks_like_an_endpoint_and_is_none_is_refused_with_its_remedy() -> None:
+    admission = Admission(capacity=100, estimator=60)
+    for app in (FastAPI(), Starlette(), Starlette().build_middleware_stack()):
+        with pytest.raises(TypeError, match=r"put GPUAdmission\(...\) around an app|endpoint"):
+            admission.admit(app)
+    with pytest.raises(TypeError, match="below @staticmethod"):
+        admission.admit(staticmethod(nothing_at_all))
+
+
+def test_bl_56_the_wrong_order_is_found_whatever_way_the_route_keeps_its_facts() -> None:
+    """A route whose attributes were asked for as a dict keeps them in one."""
+    admission = Admission(capacity=100, estimator=60)
+    routes: list[Any] = []
+
+    def route(function: Any) -> Any:
+        routes.append(Route("/", function))
+        assert vars(routes[-1])["endpoint"] is function
+        return function
+
+    with pytest.raises(TypeError, match="stands above the route of 'endpoint'"):
+
+        @admission.admit
+        @route
+        async def endpoint(request: StarletteRequest) -> None:
+            """Never called."""
+
+
+def test_bl_56_annotations_that_nobody_can_resolve_are_left_as_they_are() -> None:
+    admission = Admission(capacity=100, estimator=60)
+
+    async def endpoint(request: Unknown) -> Response:  # type: ignore[name-defined]  # noqa: F821
+        return PlainTextResponse(str(admission.snapshot().in_use))
+
+    app = Starlette(routes=[Route("/", admission.admit(endpoint), methods=["POST"])])
+    assert TestClient(app).post("/").text == "60"
+
+
+async def test_bl_13_a_starlette_route_behind_the_middleware_is_charged_once() -> None:
+    async with scenario() as scene:
+        app = GPUAdmission(streaming("starlette", scene.admission), admission=scene.admission)
+        call = await scene.run(cost=60, app=app)
+        assert call.body == b"60," * 5
+        assert [event.kind for event in scene.events].count("admitted") == 1
+
+
+async def test_two_admissions_may_meter_one_route() -> None:
+    host = Admission(capacity=1000, estimator=1)
+    async with scenario() as scene:
+        app = FastAPI()
+
+        async def both() -> list[int]:
+            return [scene.in_use, host.snapshot().in_use]
+
+        app.post("/work")(host.admit(estimator=500)(scene.admission.admit(estimator=60)(both)))
+        call = await scene.run(app=app)
+        assert call.body == b"[60,500]"
+        assert host.snapshot().in_use == 0
+
+
+@pytest.mark.parametrize("oom_status", [None, 507])
+async def test_a_starlette_route_that_runs_out_of_memory_is_noticed_and_answered(
+    oom_status: int | None,
+) -> None:
+    async with scenario(oom_status=oom_status) as scene:
+
+        @scene.admission.admit(estimator=60)
+        async def endpoint(request: StarletteRequest) -> Any:
+            return _out_of_memory
+
+        call = await scene.run(app=Starlette(routes=[Route("/work", endpoint, methods=["POST"])]))
+        if oom_status is None:
+            assert isinstance(call.error, RuntimeError)
+            assert call.status == 500, "Starlette's own"
+        else:
+            assert (call.error, call.status) == (None, oom_status)
+        assert [event.outcome for event in scene.events if event.kind == "released"] == ["oom"]
+
+
+async def _out_of_memory(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+
+
+async def test_a_starlette_route_that_answers_nothing_is_left_alone() -> None:
+    async with scenario() as scene:
+
+        @scene.admission.admit(estimator=60)
+        async def endpoint(request: StarletteRequest) -> Any:
+            return _silent
+
+        call = scene.call(app=Starlette(routes=[Route("/work", endpoint, methods=["POST"])]))
+        call.hang_up()
+        await call.run()
+        assert (call.sent, call.error) == ([], None)
+        assert [event.outcome for event in scene.events if event.kind == "released"] == ["client"]
+
+
+async def _silent(scope: Scope, receive: Receive, send: Send) -> None:
+    """Its client has left."""
+
+
 async def test_bl_56_called_without_a_request_it_says_so_instead_of_not_limiting() -> None:
     admission = Admission(capacity=100, estimator=60)
     with pytest.raises(TypeError, match="can't be metered"):
@@ -464,9 +564,12 @@ async def streamed_size(request: Request) -> int:
     return sum([len(piece) async for piece in request.stream()])
 
 
+@pytest.mark.parametrize("flow", [None, lambda info: info.path], ids=["no picker", "a picker that reads"])
 @pytest.mark.parametrize("fallback", [None, 70])
-def test_a_body_that_is_gone_is_never_read_as_a_small_one(fallback: int | None) -> None:
-    admission = Admission(capacity=100, estimator=lambda info: 1 + len(info.body), fallback=fallback)
+def test_a_body_that_is_gone_is_never_read_as_a_small_one(fallback: int | None, flow: Any) -> None:
+    admission = Admission(
+        capacity=100, estimator=lambda info: 1 + len(info.body), fallback=fallback, flow=flow
+    )
     app = FastAPI()
 
     @app.post("/form")

@@ -153,6 +153,26 @@ async def test_bl_52_work_that_no_thread_has_taken_up_never_runs_and_holds_nothi
         assert not job.running.is_set()
 
 
+async def test_bl_52_a_thread_that_comes_too_late_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task was cancelled when its work was handed over, and no thread had begun with it."""
+    handed_over: list[Callable[[], object]] = []
+
+    async def run_sync(work: Callable[[], object], **options: Any) -> None:
+        handed_over.append(work)
+        raise ZeroDivisionError
+
+    job = Job()
+    async with scenario() as scene:
+        async with scene.admission.lease(60) as lease:
+            with monkeypatch.context() as patch:
+                patch.setattr(anyio.to_thread, "run_sync", run_sync)
+                with pytest.raises(ZeroDivisionError):
+                    await run_in_thread(lease, job)
+        assert scene.in_use == 0
+        assert handed_over[0]() is None
+        assert not job.running.is_set()
+
+
 async def test_bl_52_what_the_thread_raises_comes_out_and_its_bytes_come_back() -> None:
     def fails() -> None:
         raise ZeroDivisionError
