@@ -247,3 +247,35 @@ async def test_a_picker_must_be_a_plain_function() -> None:
 
     with pytest.raises(TypeError, match="lane must be a plain function"):
         Admission(capacity=100, estimator=1, lane=picker)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("headers", [[], [(b"content-encoding", b"unknown")]], ids=["plain", "packed"])
+async def test_a_picker_that_fails_takes_the_default_and_no_request_is_lost(
+    headers: list[tuple[bytes, bytes]], caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope[KEY].lane)
+
+    gate = GPUAdmission(
+        app,
+        capacity=100,
+        estimator=1,
+        lanes=[Lane("first"), Lane("second")],
+        lane=lambda info: info.json["lane"],
+        flow=lambda info: 1 / 0,
+    )
+    for body in (b"{}", b"no json"):
+        await call(gate, scope_of(headers=headers), body)
+    assert seen == ["first", "first"]
+    assert "flow failed on *" in caplog.text
+
+
+async def test_a_packed_body_that_the_estimator_needs_is_not_taken_for_nothing() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("never called")
+
+    gate = GPUAdmission(app, capacity=100, estimator=lambda info: 1 + len(info.body))
+    sent = await call(gate, scope_of(headers=[(b"content-encoding", b"unknown")]))
+    assert sent[0]["status"] == 400
