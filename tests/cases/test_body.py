@@ -16,6 +16,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
@@ -436,6 +437,32 @@ async def test_bl_06_a_receive_that_is_under_way_ends_with_its_request(way: str)
         await settle()
         assert call.receives == receives
         holder.finish()
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+async def test_bl_06_a_base_http_middleware_outside_changes_nothing(reads_first: bool) -> None:
+    """Its ``receive`` runs a task group of its own, which must be left as it was entered."""
+
+    class Outside(BaseHTTPMiddleware):
+        async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+            return await call_next(request)
+
+    async with scenario(estimator=cost if reads_first else StreamedCost()) as scene:
+        app = Outside(scene.app)
+        holder = await scene.start(cost=100, app=app)
+        first = [] if reads_first else chunks(b"1", complete=False)
+        waiting = [
+            await scene.start(cost=100, app=app, messages=[*first, *chunks(b"2", b"3")]) for _ in range(3)
+        ]
+        assert scene.waiting == 3
+        waiting[0].hang_up()
+        await waiting[0].done.wait()
+        assert (scene.waiting, waiting[0].reached_app) == (2, False)
+        for call in (holder, waiting[1], waiting[2]):
+            call.finish()
+            await call.done.wait()
+            assert call.body == b"done"
+        assert waiting[2].read == (b"23" if reads_first else b"123")
 
 
 # BL-07: a client that leaves the queue
