@@ -18,6 +18,9 @@ import msgspec
 
 from gpu_admission.types import DeviceReading
 
+_TRIES = 5
+_STEADY = 1000
+"""Our memory has not changed when it differs by less than this part of the total."""
 UNLIMITED = 2**60
 """Limits from here on mean none; version 1 writes the largest page-aligned 63-bit number."""
 
@@ -57,14 +60,27 @@ class HostMemory:
     def read(self) -> DeviceReading:
         """A new reading. Fields that can't be read are ``None``; never raises."""
         try:
-            total, free = self._system()
-            for limit, left in self._limits():
-                total, free = min(total, limit), min(free, left)
-            ours = self._resident()
+            total, free, ours = self._together()
         except (OSError, ValueError, LookupError) as error:
             return self._by_psutil(f"/proc: {type(error).__name__}")
         free = max(0, min(free, total))
         return self._reading(total, free, ours)
+
+    def _together(self) -> tuple[int, int, int]:
+        """Total, free and our bytes of one moment: what we take or give back in between is no one else's.
+
+        Where that goes on all the time, ours is the least of it, so that too little is given out.
+        """
+        ours = self._resident()
+        for _ in range(_TRIES):
+            before = ours
+            total, free = self._system()
+            for limit, left in self._limits():
+                total, free = min(total, limit), min(free, left)
+            ours = self._resident()
+            if abs(ours - before) <= total // _STEADY:
+                break
+        return total, free, min(before, ours)
 
     def _reading(self, total: int, free: int, ours: int) -> DeviceReading:
         """What a process holds is in use: there is no allocator's cache to speak of."""

@@ -160,3 +160,25 @@ def test_a_torn_proc_file_is_an_unknown_and_no_crash(
     monkeypatch.setitem(sys.modules, "psutil", None)
     machine.write("proc/self/cgroup", "nonsense\n")
     assert HostMemory(root=machine.root).read().error == "/proc: ValueError; psutil is not installed"
+
+
+@pytest.mark.parametrize(
+    ("resident", "used", "ours"),
+    [
+        ([10, 10], [30], 10),
+        ([50, 10, 10], [70, 30], 10),
+        ([10, 50, 10, 50, 10, 50], [30, 70, 30, 70, 70], 10),
+    ],
+    ids=["still", "once", "all the time"],
+)
+def test_what_we_give_back_while_it_is_read_is_not_taken_for_others(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, resident: list[int], used: list[int], ours: int
+) -> None:
+    """Our memory is read before and after everyone's; where it has changed between, both are read again."""
+    host = HostMemory(root=machine.root)
+    told, system = iter(resident), iter(used)
+    monkeypatch.setattr(host, "_resident", lambda: next(told) * GIB)
+    monkeypatch.setattr(host, "_system", lambda: (100 * GIB, (100 - next(system)) * GIB))
+    reading = host.read()
+    assert (reading.used, reading.ours) == (used[-1] * GIB, ours * GIB)
+    assert next(told, None) is None
