@@ -331,9 +331,20 @@ class Ledger:
     def _place(self, size: int) -> int | None:
         if len(self.accounts) == 1:
             return 0 if size <= self.accounts[0].free else None
+        if self.placement is most_free:
+            return self._emptiest(size)
         free = [a.limit - a.in_use if a.running < a.max_running else -1 for a in self.accounts]
         index = self.placement(size, free, self.grants)
         return index if index is not None and free[index] >= size else None
+
+    def _emptiest(self, size: int) -> int | None:
+        """``most_free``, in fewer steps: with several devices every request passes here."""
+        most, index = size - 1, None
+        for number, account in enumerate(self.accounts):
+            free = account.limit - account.in_use
+            if free > most and account.running < account.max_running:
+                most, index = free, number
+        return index
 
     def _next(self, now: float) -> Ticket | None:
         accounts = self.accounts

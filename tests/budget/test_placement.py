@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.placement import POLICIES, Placement, best_fit, most_free, round_robin
@@ -68,3 +70,20 @@ def test_a_policy_of_ones_own_that_finds_no_place_makes_the_head_wait() -> None:
     assert (first.device, second.state) == (1, State.WAITING)
     assert ledger.release(first, 1.0) == [second]
     assert second.device == 1
+
+
+@given(
+    size=st.integers(1, 30),
+    devices=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), min_size=2, max_size=4
+    ),
+)
+def test_the_default_is_most_free_in_fewer_steps(size: int, devices: list[tuple[int, int, bool]]) -> None:
+    """With ceilings, with more held than a lowered one allows, and with devices that are tried out."""
+    ledger = Ledger([40] * len(devices))
+    for index, (ceiling, held, is_tried) in enumerate(devices):
+        account = ledger.accounts[index]
+        account.in_use, account.running = held, 1
+        ledger.allow(index, 0.0, ceiling=ceiling, max_running=1 if is_tried else None)
+    free = [account.free for account in ledger.accounts]
+    assert ledger._place(size) == most_free(size, free, 0)
