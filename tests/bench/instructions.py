@@ -18,7 +18,7 @@ from tests.bench.contenders import CHAT_READ, CONSTANT, CONTENDERS, NOTHING, ON_
 from tests.bench.sidebyside import table
 
 NAMES = (NOTHING, CONSTANT, CHAT_READ, SLOWAPI, ON_BASE)
-FEW, MANY = 50, 350
+FEW, MANY = 50, 150
 
 
 def instructions(name: str) -> float:
