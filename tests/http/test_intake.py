@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_admission import Lane, RequestInfo
+from gpu_admission import Admission, Lane, RequestInfo
 from tests.cases.harness import StreamedCost, scenario
 
 pytestmark = pytest.mark.anyio
@@ -78,6 +78,24 @@ async def test_a_body_is_read_for_a_picker_unless_it_says_that_it_needs_none(
         call = await scene.run(b"question")
         assert call.read == b"question"
     assert bodies == [body]
+
+
+async def test_a_packed_body_that_only_a_picker_reads_may_be_unreadable() -> None:
+    def flow(info: RequestInfo) -> Any:
+        return info.json["user"]
+
+    async with scenario(estimator=StreamedCost(), flow=flow) as scene:
+        call = await scene.run(b"not packed", headers=[(b"content-encoding", b"gzip")])
+        assert (call.status, call.read) == (200, b"not packed")
+
+
+@pytest.mark.parametrize("setting", ["lane", "flow", "classify"])
+def test_a_picker_is_a_plain_function(setting: Any) -> None:
+    async def picks(info: RequestInfo) -> str:
+        return "short"
+
+    with pytest.raises(TypeError, match=f"{setting} must be a plain function"):
+        Admission(**{"capacity": 100, "estimator": 1, setting: picks})  # type: ignore[arg-type]
 
 
 async def test_each_flow_has_its_own_share_of_the_queue() -> None:
