@@ -1,6 +1,7 @@
 """ASGI middleware that lets GPU work in only when its bytes fit."""
 
 from gpu_admission.admission import Admission
+from gpu_admission.admission.lease import Lease, current_lease
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.errors import (
     AdmissionError,
@@ -11,18 +12,9 @@ from gpu_admission.errors import (
     Unavailable,
     UnreadableBody,
 )
-from gpu_admission.lease import Lease, current_lease
 from gpu_admission.middleware import GPUAdmission
-from gpu_admission.types import (
-    Device,
-    DeviceReading,
-    Estimate,
-    Estimator,
-    Guard,
-    RequestInfo,
-    Snapshot,
-    Workload,
-)
+from gpu_admission.request import Estimator, RequestInfo
+from gpu_admission.types import Device, DeviceReading, Estimate, Guard, Snapshot, Workload
 
 __all__ = [
     "Admission",

@@ -15,7 +15,7 @@ from typing import Final
 
 COMMANDS: Final = {
     "replay": ("gpu_admission.planning.replay_command", "compare ways to let recorded requests in"),
-    "demo": ("gpu_admission.planning.demo.command", "replay real traffic with and without a budget of bytes"),
+    "demo": ("gpu_admission.demo.command", "replay real traffic with and without a budget of bytes"),
 }
 """Name: (module, what it does in one line)."""
 

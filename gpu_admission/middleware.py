@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from gpu_admission.admission import Admission
+from gpu_admission.admission.lease import Lease, enter, leave
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.http.answer import released_at_end
 from gpu_admission.http.clamp import told_of
@@ -16,7 +17,6 @@ from gpu_admission.http.lifespan import started_with
 from gpu_admission.http.rescue import Answer
 from gpu_admission.http.respond import response_for
 from gpu_admission.http.timing import timed
-from gpu_admission.lease import Lease, enter, leave
 from gpu_admission.settings import Options
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.placement import POLICIES, Placement
 from gpu_admission.errors import Rejected
-from gpu_admission.metering import Metering
+from gpu_admission.request import Dialect, Estimator, RequestInfo
+from gpu_admission.rules.metering import Metering
 from gpu_admission.sizes import parse_bytes
-from gpu_admission.types import Device, Dialect, Estimator, Guard, Observer, RequestInfo
+from gpu_admission.types import Device, Guard, Observer
 
 if TYPE_CHECKING:
     from starlette.responses import Response

@@ -96,7 +96,7 @@ class Opinion:
 
 def look(admission: Admission, times: int = 1) -> None:
     """Let ``admission`` look at its devices."""
-    readings = admission.supervisor.readings
+    readings = admission.monitor.readings
     assert readings is not None
     for _ in range(times):
         readings.step()

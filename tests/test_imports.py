@@ -17,13 +17,13 @@ HEAVY = {"torch", "pynvml", "redis", "prometheus_client", "numpy", "fastapi", "P
 OUTER = ("observe", "serving", "planning", "cli", "testing", "routes", "middleware", "http")
 # What each part may never import at the top of a module, from the inside out.
 BARRED: dict[str, tuple[str, ...]] = {
-    "types": ("workloads", "estimators", "budget", "devices", "guards", "admission", "supervisor", *OUTER),
-    "errors": ("workloads", "estimators", "budget", "devices", "guards", "admission", "supervisor", *OUTER),
-    "workloads": ("estimators", "budget", "devices", "guards", "admission", "supervisor", *OUTER),
-    "estimators": ("workloads", "budget", "devices", "guards", "admission", "supervisor", *OUTER),
-    "budget": ("workloads", "estimators", "devices", "guards", "admission", "supervisor", *OUTER),
-    "devices": ("workloads", "estimators", "budget", "guards", "admission", "supervisor", *OUTER),
-    "guards": ("workloads", "estimators", "budget", "admission", "supervisor", *OUTER),
+    "types": ("workloads", "estimators", "budget", "devices", "guards", "admission", "monitor", *OUTER),
+    "errors": ("workloads", "estimators", "budget", "devices", "guards", "admission", "monitor", *OUTER),
+    "workloads": ("estimators", "budget", "devices", "guards", "admission", "monitor", *OUTER),
+    "estimators": ("workloads", "budget", "devices", "guards", "admission", "monitor", *OUTER),
+    "budget": ("workloads", "estimators", "devices", "guards", "admission", "monitor", *OUTER),
+    "devices": ("workloads", "estimators", "budget", "guards", "admission", "monitor", *OUTER),
+    "guards": ("workloads", "estimators", "budget", "admission", "monitor", *OUTER),
     "admission": OUTER,
     "http": ("observe", "serving", "planning", "cli", "testing", "routes", "middleware"),
 }

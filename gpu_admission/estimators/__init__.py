@@ -4,7 +4,6 @@ Each is a callable of a ``RequestInfo``; each with a formula also has ``estimate
 pure, and ``explain(workload)``. What a request *asks* is read in ``workloads``.
 """
 
-from gpu_admission.estimators.config import ModelConfig, UnknownModelType
 from gpu_admission.estimators.constant import Constant
 from gpu_admission.estimators.diffusion import Diffusion, DiffusionFamily
 from gpu_admission.estimators.encoder import Encoder
@@ -13,6 +12,7 @@ from gpu_admission.estimators.kvcache import KVCache
 from gpu_admission.estimators.learned import Learned
 from gpu_admission.estimators.linear import FitError, Linear
 from gpu_admission.estimators.meter import PeakMeter, TorchPeak
+from gpu_admission.estimators.model.config import ModelConfig, UnknownModelType
 from gpu_admission.estimators.table import Table
 from gpu_admission.estimators.transformer import TransformersLM
 from gpu_admission.estimators.vision import Vision

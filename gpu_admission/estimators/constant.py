@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 from gpu_admission.estimators.terms import render
+from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import parse_bytes
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.types import Estimate, Workload
 
 
 class Constant:

@@ -12,11 +12,12 @@ from typing import Literal
 
 import msgspec
 
-from gpu_admission.estimators.activations import score_bytes
-from gpu_admission.estimators.dtypes import whole_bytes
+from gpu_admission.estimators.model.activations import score_bytes
+from gpu_admission.estimators.model.dtypes import whole_bytes
 from gpu_admission.estimators.terms import assumed, clamp, render
+from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.types import Estimate, Workload
 
 _SCALE = 8
 """Pixels of a side for one of the latent: the same in all families here."""

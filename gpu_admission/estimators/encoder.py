@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_admission.estimators.activations import AttentionPath, decoder_cost, encoder_cost
-from gpu_admission.estimators.config import ModelConfig
-from gpu_admission.estimators.dtypes import whole_bytes
+from gpu_admission.estimators.model.activations import AttentionPath, decoder_cost, encoder_cost
+from gpu_admission.estimators.model.config import ModelConfig
+from gpu_admission.estimators.model.dtypes import whole_bytes
 from gpu_admission.estimators.terms import assumed, clamp, render
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.request import RequestInfo
+from gpu_admission.types import Estimate, Workload
 
 
 class Encoder:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpu_admission.estimators.accountings import (
+from gpu_admission.estimators.model.accountings import (
     ACCOUNTINGS,
     CacheOptions,
     Term,
@@ -22,10 +22,11 @@ from gpu_admission.estimators.accountings import (
     state_unit,
     windowed,
 )
-from gpu_admission.estimators.config import ModelConfig
-from gpu_admission.estimators.dtypes import UNIT, element_size
+from gpu_admission.estimators.model.config import ModelConfig
+from gpu_admission.estimators.model.dtypes import UNIT, element_size
 from gpu_admission.estimators.terms import assumed, clamp, render
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.request import RequestInfo
+from gpu_admission.types import Estimate, Workload
 
 _STEP = {"ollama": 512, "llamacpp_iswa": 512, "vllm": 8192}
 

@@ -16,8 +16,9 @@ from typing import Any
 from gpu_admission.estimators.history import History, size_class
 from gpu_admission.estimators.meter import PeakMeter
 from gpu_admission.estimators.terms import clamp, render
+from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import Estimate, Estimator, RequestInfo, Workload
+from gpu_admission.types import Estimate, Workload
 
 ALL = "*"
 """The history of all routes together: what a route without one of its own is judged by."""

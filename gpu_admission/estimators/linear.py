@@ -16,8 +16,9 @@ import msgspec
 from gpu_admission.estimators.features import Feature, Number, product, workload_of
 from gpu_admission.estimators.leastsquares import fit_nonnegative
 from gpu_admission.estimators.terms import assumed, clamp, render
+from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import MAX_BYTES, parse_bytes
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.types import Estimate, Workload
 
 MeasuredRow = tuple[Mapping[str, Any], "int | str"]
 

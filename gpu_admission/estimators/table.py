@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from gpu_admission.estimators.features import Number, product
 from gpu_admission.estimators.terms import assumed, clamp, render
+from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.types import Estimate, Workload
 
 Cell = tuple[int, ...]
 

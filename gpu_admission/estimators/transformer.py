@@ -13,15 +13,16 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpu_admission.estimators.activations import AttentionPath, decoder_cost, encoder_cost
-from gpu_admission.estimators.config import ModelConfig
-from gpu_admission.estimators.dtypes import whole_bytes
-from gpu_admission.estimators.families import stores_repeated_heads
-from gpu_admission.estimators.layers import Attention, State
+from gpu_admission.estimators.model.activations import AttentionPath, decoder_cost, encoder_cost
+from gpu_admission.estimators.model.config import ModelConfig
+from gpu_admission.estimators.model.dtypes import whole_bytes
+from gpu_admission.estimators.model.families import stores_repeated_heads
+from gpu_admission.estimators.model.layers import Attention, State
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.estimators.vision import Vision
+from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.types import Estimate, Workload
 
 _LARGEST_VOCABULARY = 262_208
 """Of a model whose config does not say: that of Gemma 3."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_admission.estimators.activations import AttentionPath, layer_cost
-from gpu_admission.estimators.dtypes import whole_bytes
+from gpu_admission.estimators.model.activations import AttentionPath, layer_cost
+from gpu_admission.estimators.model.dtypes import whole_bytes
 from gpu_admission.estimators.terms import clamp, render
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.request import RequestInfo
+from gpu_admission.types import Estimate, Workload
 
 
 class Vision:

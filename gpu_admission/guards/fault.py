@@ -1,6 +1,6 @@
 """Closes a device for good once it has failed in a way that only a restart mends.
 
-Owns what happens then: nothing more, an exit with a code of its own for the supervisor, or
+Owns what happens then: nothing more, an exit with a code of its own for the monitor, or
 the user's callable. Which exceptions are faults: ``classify``; which facts of the driver:
 ``devices.nvml_faults``.
 """
@@ -94,6 +94,6 @@ def _faults(readings: Sequence[DeviceReading], outcomes: Sequence[Outcome]) -> I
 
 def _exit(code: int, grace: float) -> None:
     """End the process at once: after such a fault, clean-up that touches the device may hang."""
-    logger.critical("exiting with code %d in %g s, for the supervisor to start anew", code, grace)
+    logger.critical("exiting with code %d in %g s, for the monitor to start anew", code, grace)
     time.sleep(grace)
     os._exit(code)

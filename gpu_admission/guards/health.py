@@ -1,7 +1,7 @@
 """Liveness and readiness for orchestrators, as a small app to mount.
 
 Owns what is healthy and how it is told. Liveness is "this process answers", and stays well
-under any load: a supervisor that kills for load makes it worse. Readiness fails only for
+under any load: a monitor that kills for load makes it worse. Readiness fails only for
 what a restart or a drain would mend; a busy, hot or shrunk device stays ready. Everything
 comes from one snapshot.
 """

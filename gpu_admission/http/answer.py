@@ -6,7 +6,7 @@ no part of the request. Messages pass as they are; refusals are in ``respond``.
 
 from __future__ import annotations
 
-from gpu_admission.lease import Lease
+from gpu_admission.admission.lease import Lease
 from gpu_admission.types import Message, Send
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable
 
+from gpu_admission.bodies.large import is_large, read_aside
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.http.body import Body
-from gpu_admission.reading import is_large, read_aside
-from gpu_admission.types import Message, RequestInfo, Scope, Send
+from gpu_admission.request import RequestInfo
+from gpu_admission.types import Message, Scope, Send
 
 logger = logging.getLogger("gpu_admission")
 HEADER = b"x-gpu-admission-max-tokens"

@@ -12,18 +12,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpu_admission.admission import Admission
-from gpu_admission.budget.buffered import BufferedBytes
+from gpu_admission.admission.buffered import BufferedBytes
+from gpu_admission.admission.lease import Lease
+from gpu_admission.bodies.large import read_aside
 from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import clamped
 from gpu_admission.http.headers import deadline, of_the_body
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
-from gpu_admission.lease import Lease
-from gpu_admission.metering import Rule, estimate
-from gpu_admission.reading import read_aside
+from gpu_admission.request import RequestInfo
+from gpu_admission.rules.metering import Rule, estimate
 from gpu_admission.sizes import format_bytes
-from gpu_admission.types import Estimate, Receive, RequestInfo, Scope
+from gpu_admission.types import Estimate, Receive, Scope
 
 logger = logging.getLogger("gpu_admission")
 
@@ -67,7 +68,7 @@ class Intake:
         if admission.mode == "off":
             return await admission.acquire(self._unread(), route=self.rule.route)
         try:
-            if not admission.supervisor.is_measured:
+            if not admission.monitor.is_measured:
                 await admission.measure()
             admission.check_open()
             declared, packed = of_the_body(self.scope)
@@ -131,7 +132,7 @@ class Intake:
         )
 
     async def _clamp(self) -> None:
-        factor = self.admission.supervisor.clamp
+        factor = self.admission.monitor.clamp
         if factor is not None:
             self.clamped_to = await clamped(self.scope, self.body, self.info, factor)
 

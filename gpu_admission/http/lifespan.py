@@ -21,7 +21,7 @@ def started_with(admission: Admission, send: Send) -> Send:
     What can't be served stops the startup under ``strict=True``; else it is logged, and
     requests are refused until it can be.
     """
-    if not admission.supervisor.is_needed:
+    if not admission.monitor.is_needed:
         admission.start()
         return send
 

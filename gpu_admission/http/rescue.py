@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable
 
+from gpu_admission.admission.lease import Lease, outside
 from gpu_admission.http.respond import response_for
-from gpu_admission.lease import Lease, outside
-from gpu_admission.types import Message, Receive, RequestInfo, Scope, Send
+from gpu_admission.request import RequestInfo
+from gpu_admission.types import Message, Receive, Scope, Send
 
 logger = logging.getLogger("gpu_admission")
 _MESSAGE = "the device ran out of memory"

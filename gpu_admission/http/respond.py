@@ -10,7 +10,8 @@ from typing import Any
 from starlette.responses import Response
 
 from gpu_admission.errors import Rejected
-from gpu_admission.types import ASGIApp, Message, Receive, RequestInfo, Scope, Send
+from gpu_admission.request import RequestInfo
+from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
 
 logger = logging.getLogger("gpu_admission")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from gpu_admission.lease import Lease
+from gpu_admission.admission.lease import Lease
 from gpu_admission.types import Message, Send
 
 

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from gpu_admission.budget.buffered import BufferedBytes
+from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.errors import Rejected, TooLarge, UnreadableBody
 from gpu_admission.sizes import format_bytes
 

@@ -128,7 +128,7 @@ class Metrics:
             families.waiting_bytes.labels(self._name, lane.name).set(lane.waiting_bytes)
         families.running.labels(self._name).set(snapshot.running)
         families.buffered.labels(self._name).set(snapshot.buffered_bytes)
-        if not admission.supervisor.is_measured:
+        if not admission.monitor.is_measured:
             # Devices get their names by then: a series under another one would stay.
             return
         for device in snapshot.devices:

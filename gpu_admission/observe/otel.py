@@ -149,7 +149,7 @@ class OpenTelemetry:
 
     def _of_readings(self, field: str) -> Any:
         def rows(snapshot: Snapshot) -> Iterator[tuple[Any, dict[str, str]]]:
-            for device, known in zip(self._admission.supervisor.devices, snapshot.devices, strict=False):
+            for device, known in zip(self._admission.monitor.devices, snapshot.devices, strict=False):
                 if not device.key.startswith(_NO_GPU):
                     reading = known.reading or DeviceReading()
                     yield (

@@ -94,7 +94,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """A killed worker whose supervisor has not looked yet (told by Linux only)."""
+    """A killed worker whose monitor has not looked yet (told by Linux only)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

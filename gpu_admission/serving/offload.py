@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from gpu_admission.lease import current_lease
-from gpu_admission.threads import run_in_thread
+from gpu_admission.admission.lease import current_lease
+from gpu_admission.admission.threads import run_in_thread
 
 P = ParamSpec("P")
 T = TypeVar("T")

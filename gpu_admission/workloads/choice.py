@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
 
-from gpu_admission.types import Dialect
+from gpu_admission.request import Dialect
 from gpu_admission.workloads.fields import Fields
 from gpu_admission.workloads.guess import Guess
 from gpu_admission.workloads.kserve import KServe

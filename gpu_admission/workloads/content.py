@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
+from gpu_admission.bodies.json import JSONObject
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.types import Part
+from gpu_admission.request import Part
 from gpu_admission.workloads.audio import AUDIO_HEAD, seconds_of_text
 from gpu_admission.workloads.images import UNKNOWN, Size, size_of_bytes, size_of_text
 from gpu_admission.workloads.imagetokens import Rule
-from gpu_admission.workloads.jsonbody import JSONObject
 from gpu_admission.workloads.tokens import Counter
 
 MESSAGE_TOKENS: Final = 8

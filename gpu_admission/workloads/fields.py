@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gpu_admission.types import Part, Workload
+from gpu_admission.bodies.json import JSONObject, LongList
+from gpu_admission.bodies.multipart import part_text
+from gpu_admission.bodies.numbers import capped, fraction, positive_option, whole
+from gpu_admission.request import Part
+from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import AUDIO_HEAD, seconds, seconds_of_text
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.forms import read_form
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
-from gpu_admission.workloads.jsonbody import JSONObject, LongList
 from gpu_admission.workloads.limits import lower_limit
-from gpu_admission.workloads.multipart import part_text
-from gpu_admission.workloads.numbers import capped, fraction, positive_option, whole
 from gpu_admission.workloads.tokens import Counter, TokensOption, counter, rows
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 Path: TypeAlias = "str | None"
 _TASKS = ("generate", "embed", "rerank", "image", "transcribe", "speech", "infer")

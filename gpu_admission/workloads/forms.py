@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+from gpu_admission.bodies.json import JSONObject, read_object
+from gpu_admission.bodies.multipart import MOST_PARTS, part_text
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.types import Part
-from gpu_admission.workloads.jsonbody import JSONObject, read_object
-from gpu_admission.workloads.multipart import MOST_PARTS, part_text
+from gpu_admission.request import Part
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 
 def media_type(info: RequestInfo) -> str:

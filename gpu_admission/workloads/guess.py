@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpu_admission.types import Part, Workload
+from gpu_admission.bodies.json import JSONObject
+from gpu_admission.bodies.multipart import HEAD
+from gpu_admission.bodies.numbers import capped, positive, positive_option
+from gpu_admission.request import Part
+from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import seconds
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.forms import files, media_type, read_form
 from gpu_admission.workloads.images import UNKNOWN, size_of_bytes
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
-from gpu_admission.workloads.jsonbody import JSONObject
 from gpu_admission.workloads.kserve import KServe
 from gpu_admission.workloads.limits import lower_limit, read_limit
-from gpu_admission.workloads.multipart import HEAD
-from gpu_admission.workloads.numbers import capped, positive, positive_option
 from gpu_admission.workloads.openai import OpenAI
 from gpu_admission.workloads.rerank import Rerank
 from gpu_admission.workloads.tgi import TGI
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 _LIMITS = (
     "max_tokens", "max_new_tokens", "max_completion_tokens", "max_output_tokens", "max_length",

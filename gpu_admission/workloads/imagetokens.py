@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from gpu_admission.workloads.numbers import positive_option
+from gpu_admission.bodies.numbers import positive_option
 
 Rule: TypeAlias = Callable[[int, int], int]
 ImageTokensOption: TypeAlias = "str | int | Rule"

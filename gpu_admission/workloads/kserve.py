@@ -11,14 +11,15 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from gpu_admission.bodies.json import JSONObject, LongList, read_object
+from gpu_admission.bodies.numbers import capped, positive, positive_option, whole
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.types import RequestInfo, Workload
+from gpu_admission.request import RequestInfo
+from gpu_admission.types import Workload
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import sent_event
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
-from gpu_admission.workloads.jsonbody import JSONObject, LongList, read_object
 from gpu_admission.workloads.limits import lower_limit, read_limit
-from gpu_admission.workloads.numbers import capped, positive, positive_option, whole
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 _HEADER = "inference-header-content-length"

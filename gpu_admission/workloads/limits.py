@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gpu_admission.bodies.longstrings import cut_long_strings, restore
+from gpu_admission.bodies.numbers import CEILING, whole
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.workloads.longstrings import cut_long_strings, restore
-from gpu_admission.workloads.numbers import CEILING, whole
 
 _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
 _raw_decode = json.JSONDecoder().raw_decode

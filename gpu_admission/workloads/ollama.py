@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from gpu_admission.bodies.json import JSONObject, parse_with, read_object
+from gpu_admission.bodies.numbers import positive_option, whole
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import TEMPLATE_TOKENS, Tally
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
-from gpu_admission.workloads.jsonbody import JSONObject, parse_with, read_object
 from gpu_admission.workloads.limits import lower_limit
-from gpu_admission.workloads.numbers import positive_option, whole
 from gpu_admission.workloads.openai import OpenAI
 from gpu_admission.workloads.tokens import TokensOption, counter, rows
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 _TEXTS = ("system", "template", "suffix", "tools")
 _TOOL_TOKENS = 200

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpu_admission.bodies.json import JSONObject, read_object
+from gpu_admission.bodies.numbers import capped, positive, positive_option, whole
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import TEMPLATE_TOKENS, Tally
 from gpu_admission.workloads.events import sent_event
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
-from gpu_admission.workloads.jsonbody import JSONObject, read_object
 from gpu_admission.workloads.limits import lower_limit, read_limit
-from gpu_admission.workloads.numbers import capped, positive, positive_option, whole
 from gpu_admission.workloads.tokens import TokensOption, counter, rows
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 UNKNOWN_CONTEXT = 131_072
 """Tokens charged for history that the server keeps, where no ``context`` was given."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpu_admission.bodies.numbers import CEILING, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import Tally
@@ -16,11 +17,10 @@ from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.forms import read_form
 from gpu_admission.workloads.images import Size
 from gpu_admission.workloads.imagetokens import rule_of
-from gpu_admission.workloads.numbers import CEILING, positive, positive_option
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 _SIZE = re.compile(r"\s*(\d{1,15})\s*[xX*]\s*(\d{1,15})\s*", re.ASCII)
 _PICTURES = ("image", "image[]", "images", "mask")

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpu_admission.bodies.json import JSONObject, read_object
+from gpu_admission.bodies.numbers import capped, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.images import Size
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
-from gpu_admission.workloads.jsonbody import JSONObject, read_object
-from gpu_admission.workloads.numbers import capped, positive, positive_option
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 _PAIR_TOKENS = 4
 _QUERIES = ("query", "queries", "text_1", "data_1")

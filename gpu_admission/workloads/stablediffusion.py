@@ -10,17 +10,17 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpu_admission.bodies.json import read_object
+from gpu_admission.bodies.numbers import CEILING, fraction, positive, positive_option, whole
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.images import Size
 from gpu_admission.workloads.imagetokens import rule_of
-from gpu_admission.workloads.jsonbody import read_object
-from gpu_admission.workloads.numbers import CEILING, fraction, positive, positive_option, whole
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 _TEXTS = ("prompt", "negative_prompt", "hr_prompt", "hr_negative_prompt")
 _PICTURES = ("init_images", "mask", "image")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpu_admission.bodies.json import JSONObject, read_object
+from gpu_admission.bodies.numbers import positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.events import problem_event
-from gpu_admission.workloads.jsonbody import JSONObject, read_object
-from gpu_admission.workloads.numbers import positive_option
 from gpu_admission.workloads.tokens import Counter, TokensOption, counter, rows
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 
 class TEI:

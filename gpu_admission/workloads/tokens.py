@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
 
-from gpu_admission.workloads.jsonbody import LARGE, JSONObject, LongList
+from gpu_admission.bodies.json import LARGE, JSONObject, LongList
 
 TokensOption: TypeAlias = Any
 """``"expected"``, ``"safe"``, ``"bound"``, or an object of tokenizers, tiktoken or transformers."""

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from gpu_admission.bodies.json import read_object
+from gpu_admission.bodies.numbers import capped, whole
 from gpu_admission.types import Workload
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
-from gpu_admission.workloads.jsonbody import read_object
-from gpu_admission.workloads.numbers import capped, whole
 from gpu_admission.workloads.openai import UNKNOWN_CONTEXT, OpenAI
 from gpu_admission.workloads.rerank import Rerank
 from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 _LEAST_PIXELS_OF_A_TOKEN = 28 * 28
 

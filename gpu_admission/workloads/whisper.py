@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gpu_admission.bodies.json import JSONObject
+from gpu_admission.bodies.multipart import HEAD
+from gpu_admission.bodies.numbers import capped, fraction, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import seconds
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.forms import files, media_type, read_form
-from gpu_admission.workloads.jsonbody import JSONObject
-from gpu_admission.workloads.multipart import HEAD
-from gpu_admission.workloads.numbers import capped, fraction, positive, positive_option
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
-    from gpu_admission.types import RequestInfo
+    from gpu_admission.request import RequestInfo
 
 _REMOTE_SECONDS = 4 * 3600.0
 """What a recording that is not in the body is taken for."""

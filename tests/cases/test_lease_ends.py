@@ -71,7 +71,7 @@ def _bare(app: ASGIApp) -> ASGIApp:
     """``app`` outside of the lease that the test itself holds."""
 
     async def bare(scope: Scope, receive: Receive, send: Send) -> None:
-        from gpu_admission.lease import _current
+        from gpu_admission.admission.lease import _current
 
         _current.set(None)
         await app(scope, receive, send)

@@ -16,8 +16,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from gpu_admission import Admission, GPUAdmission, Guard
+from gpu_admission.admission.refusals import retry_after
 from gpu_admission.guards import FaultGuard, OutOfMemoryGuard
-from gpu_admission.refusals import retry_after
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 from tests.cards import Card, HandClock
 from tests.cases.harness import Call, StreamedCost, answer, cost, read_body, scenario, settle, working

@@ -18,8 +18,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from gpu_admission import Admission, GPUAdmission, Lease, current_lease
+from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.serving import offload
-from gpu_admission.threads import run_in_thread
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 from tests.cases.harness import Call, Scene, answer, read_body, scenario, until
 

@@ -23,8 +23,9 @@ from gpu_admission.estimators import (
     Vision,
     Whisper,
 )
+from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import MAX_BYTES
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.types import Estimate, Workload
 from tests.estimators.published import (
     DEEPSEEK,
     GEMMA,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpu_admission.estimators import Constant
-from gpu_admission.types import RequestInfo, Workload
+from gpu_admission.request import RequestInfo
+from gpu_admission.types import Workload
 
 
 def test_it_reads_no_body_and_gives_its_size() -> None:

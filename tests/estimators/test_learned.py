@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from gpu_admission.estimators import Constant, Learned, Linear, TorchPeak
 from gpu_admission.estimators.history import History
-from gpu_admission.types import Estimate, EstimateResult, RequestInfo, Workload
+from gpu_admission.request import EstimateResult, RequestInfo
+from gpu_admission.types import Estimate, Workload
 from tests.estimators.published import GIB, MIB
 
 

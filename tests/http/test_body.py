@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from gpu_admission import QueueFull, TooLarge
-from gpu_admission.budget.buffered import BufferedBytes
+from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft
 from gpu_admission.http.ahead import Ahead
 from gpu_admission.http.body import MANY_MESSAGES, MESSAGE_BYTES, Body

@@ -191,11 +191,11 @@ def test_one_hot_device_of_two_clamps_whatever_is_placed_on_either(by_hand: Hand
         clamp_new_tokens=True,
     )
     look(admission)
-    assert admission.supervisor.clamp == 0.5
+    assert admission.monitor.clamp == 0.5
     cool.facts["temperature"] = served.card.facts["temperature"] = 30.0
     by_hand.pass_(100)
     look(admission)
-    assert admission.supervisor.clamp is None
+    assert admission.monitor.clamp is None
 
 
 def test_on_a_route_of_its_own_the_body_is_the_frameworks_and_stays(by_hand: HandClock) -> None:

@@ -12,7 +12,7 @@ import brotli  # type: ignore[import-untyped]
 import pytest
 import zstandard
 
-from gpu_admission.budget.buffered import BufferedBytes
+from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.errors import QueueFull, TooLarge, UnreadableBody
 from gpu_admission.http.unpack import unpack
 

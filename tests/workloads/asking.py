@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpu_admission.types import RequestInfo
+from gpu_admission.request import RequestInfo
 
 JSON = "application/json"
 

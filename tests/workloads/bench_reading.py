@@ -16,7 +16,7 @@ from functools import partial
 import msgspec
 import orjson
 
-from gpu_admission.types import RequestInfo
+from gpu_admission.request import RequestInfo
 from gpu_admission.workloads.images import size_of_text
 from tests.workloads.asking import request
 from tests.workloads.pictures import data_url, png

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from gpu_admission.types import Dialect, RequestInfo
+from gpu_admission.request import Dialect, RequestInfo
 from gpu_admission.workloads import (
     TEI,
     TGI,

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpu_admission.bodies.numbers import CEILING
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.types import Dialect, RequestInfo, Workload
+from gpu_admission.request import Dialect, RequestInfo
+from gpu_admission.types import Workload
 from gpu_admission.workloads import Fields
-from gpu_admission.workloads.numbers import CEILING
 from tests.workloads.asking import request
 from tests.workloads.cases import CASES, UPLOADS, Case, asked, changed, limits, without
 

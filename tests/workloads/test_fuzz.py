@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.types import Dialect
+from gpu_admission.request import Dialect
 from gpu_admission.workloads import Fields, Ollama, OpenAI, dialect, names
 from tests.workloads.asking import request
 from tests.workloads.pictures import data_url, png, wav
@@ -168,9 +168,9 @@ def test_a_body_that_is_read_in_slices_never_asks_for_less(
     except UnreadableBody:
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpu_admission.workloads.jsonbody.LARGE", 0)
-        patch.setattr("gpu_admission.workloads.jsonbody._SLICE", 30)
-        patch.setattr("gpu_admission.workloads.longstrings.LONG", 40)
+        patch.setattr("gpu_admission.bodies.json.LARGE", 0)
+        patch.setattr("gpu_admission.bodies.json._SLICE", 30)
+        patch.setattr("gpu_admission.bodies.longstrings.LONG", 40)
         sliced = checked(DIALECTS[name], request(body, path))
     assert sliced.prompt_tokens >= whole.prompt_tokens
     assert sliced.prompt_tokens + sliced.new_tokens >= whole.prompt_tokens + whole.new_tokens

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from gpu_admission.bodies.numbers import CEILING
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads import KServe
-from gpu_admission.workloads.numbers import CEILING
 from tests.workloads.asking import request
 
 INFER = "/v2/models/m/versions/1/infer"

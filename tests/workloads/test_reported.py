@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from gpu_admission.bodies.numbers import CEILING
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.workloads import OpenAI, dialect_for
-from gpu_admission.workloads.numbers import CEILING
 from tests.workloads.asking import request
 
 CHAT = "/v1/chat/completions"

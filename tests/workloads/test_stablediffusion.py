@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from gpu_admission.bodies.numbers import CEILING
 from gpu_admission.types import Workload
 from gpu_admission.workloads import StableDiffusion
-from gpu_admission.workloads.numbers import CEILING
 from tests.workloads import pictures
 from tests.workloads.asking import request
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tiktoken.load import load_tiktoken_bpe
 
 import gpu_admission
-from gpu_admission.workloads.jsonbody import JSONObject, read_object
+from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.workloads.tokens import PIECE, counter, rows
 from tests.workloads.asking import request
 from tests.workloads.prose import CODE, PROSE

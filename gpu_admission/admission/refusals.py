@@ -1,0 +1,124 @@
+"""From a state of the budget to the refusal that explains it: which setting said no, and when to come back.
+
+Builds exceptions and nothing else: raising, counting and rendering are elsewhere. A
+detail never says anything about other requests than how many wait.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+from gpu_admission.budget.ledger import Ledger
+from gpu_admission.errors import QueueFull, QueueTimeout, Rejected, TooLarge, Unavailable
+from gpu_admission.guards.verdict import Verdict
+from gpu_admission.settings import Settings
+from gpu_admission.sizes import format_bytes
+
+_LONGEST = 60
+
+
+def retry_after(forecast: float | None, otherwise: float) -> int:
+    """Whole seconds from 1 to 60: the forecast wait, spread out so that clients do not return together.
+
+    ``otherwise`` is used while no wait can be forecast. What is no sensible wait counts as 0.
+    """
+    seconds = otherwise if forecast is None else forecast
+    if not seconds >= 0:
+        seconds = 0.0
+    seconds = min(seconds, _LONGEST)
+    return min(_LONGEST, max(1, math.ceil(seconds + random.uniform(0, max(2.0, seconds / 2)))))
+
+
+class Refusals:
+    """Refusals of one admission."""
+
+    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+        self._settings = settings
+        self._ledger = ledger
+
+    def draining(self) -> Rejected:
+        return Unavailable("draining", "the server is shutting down: drain() was called")
+
+    def closed(self, verdict: Verdict, now: float) -> Rejected:
+        rejected = Unavailable(
+            "gpu_unavailable",
+            f"guard {verdict.guard!r} lets nothing start: {verdict.reason}",
+            restart_only=verdict.restart_only,
+        )
+        if verdict.retry_at is not None and rejected.retryable:
+            rejected.retry_after = retry_after(verdict.retry_at - now, 0.0)
+        return rejected
+
+    def out_of_memory(self, status: int) -> Rejected:
+        rejected = Unavailable("gpu_unavailable", f"the device ran out of memory (oom_status={status})")
+        rejected.status = rejected.status_code = status
+        return rejected
+
+    def too_large(self, needed: int, lane: int) -> Rejected:
+        largest = self._ledger.largest(lane)
+        name = self._settings.lanes[lane].name
+        capacity = max(account.capacity for account in self._ledger.accounts)
+        which = "capacity" if largest == capacity else f"lane {name!r}: limit"
+        return TooLarge(
+            "too_large",
+            f"this request needs {format_bytes(needed)} and can never fit: {which}={format_bytes(largest)}",
+            needed=needed,
+            capacity=largest,
+        )
+
+    def queue_full(self, lane: int, *, of_flow: bool = False) -> Rejected:
+        state = self._ledger.lanes[lane]
+        if not state.max_waiting:
+            return QueueFull("queue_full", "it does not fit now, and max_waiting=0 lets nobody wait")
+        if of_flow:
+            most = self._ledger.max_waiting_per_flow
+            return QueueFull("queue_full", f"max_waiting_per_flow={most} requests of this flow wait already")
+        where = f" in lane {state.lane.name!r}" if len(self._ledger.lanes) > 1 else ""
+        return QueueFull("queue_full", f"max_waiting={state.max_waiting} requests wait already{where}")
+
+    def timed_out(self, needed: int, longest: float, setting: str) -> Rejected:
+        if setting == "deadline":
+            return QueueTimeout(
+                "deadline",
+                f"{format_bytes(needed)} were not free within the request's own deadline of {longest:g} s",
+                needed=needed,
+            )
+        return QueueTimeout(
+            "queue_timeout",
+            f"{format_bytes(needed)} were not free within {setting}={longest:g} s",
+            needed=needed,
+        )
+
+    def too_late(self, needed: int, forecast: float, longest: float, setting: str) -> Rejected:
+        return QueueTimeout(
+            "deadline" if setting == "deadline" else "queue_timeout",
+            f"the forecast wait of {forecast:.1f} s exceeds {setting}={longest:g} s (refuse_early=True)",
+            needed=needed,
+        )
+
+    def no_room(self, needed: int) -> Rejected:
+        return QueueFull(
+            "queue_full",
+            f"growing to {format_bytes(needed)} does not fit now, and growing never waits",
+            needed=needed,
+        )
+
+    def complete(
+        self, rejected: Rejected, needed: int | None, now: float, lowered: Verdict | None = None
+    ) -> None:
+        """Fill in what the refusal was raised without: sizes, the queue, and when to come back.
+
+        ``lowered`` is named beside the setting where it made the wait longer.
+        """
+        if lowered is not None and lowered.ceiling and rejected.status == 429:
+            room = format_bytes(lowered.ceiling)
+            rejected.detail += f"; guard {lowered.guard!r} lets {room} be held now: {lowered.reason}"
+        ledger = self._ledger
+        forecast = ledger.forecast(rejected.needed or needed or ledger.usual, now)
+        rejected.complete(
+            needed=needed,
+            capacity=max(account.capacity for account in ledger.accounts),
+            waiting=ledger.waiting,
+            retry_after=retry_after(forecast, self._settings.timeout / 2),
+        )

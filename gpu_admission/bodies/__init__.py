@@ -1,0 +1,1 @@
+"""From bytes to values: what a body holds, whatever it asks for."""

@@ -1,0 +1,70 @@
+"""The three ways to run the demo's app: as it is, behind a counting semaphore, behind a budget.
+
+Each is a value that travels to the server process and wraps the same app there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from gpu_admission import GPUAdmission
+from gpu_admission.demo.tokenizer import ByteTokenizer
+from gpu_admission.estimators import Linear
+from gpu_admission.types import ASGIApp, Receive, Scope, Send
+from gpu_admission.workloads.openai import OpenAI
+
+DIALECT = OpenAI(tokens=ByteTokenizer())
+PATIENCE = 300.0
+"""Seconds in the queue: a semaphore has no limit, so this one is beyond the demo's length."""
+
+
+class Unprotected(msgspec.Struct, frozen=True, tag="unprotected"):
+    """Whatever comes, starts."""
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        return app
+
+
+class Slots(msgspec.Struct, frozen=True, tag="slots"):
+    """``asyncio.Semaphore(count)``: as many at once as would fit if all were the largest."""
+
+    count: int
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        return SemaphoreGate(app, self.count)
+
+
+class Bytes(msgspec.Struct, frozen=True, tag="bytes"):
+    """``GPUAdmission`` with the measured capacity and the measured bytes of a request."""
+
+    capacity: int
+    terms: Mapping[str, float]
+    constant: int
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        estimator = Linear(self.terms, constant=self.constant)
+        return GPUAdmission(
+            app, capacity=self.capacity, estimator=estimator, dialect=DIALECT, timeout=PATIENCE
+        )
+
+
+Protection: TypeAlias = Unprotected | Slots | Bytes
+
+
+class SemaphoreGate:
+    """What people write without a budget: a semaphore around the whole app."""
+
+    def __init__(self, app: ASGIApp, count: int) -> None:
+        self._app = app
+        self._semaphore = asyncio.Semaphore(count)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        async with self._semaphore:
+            await self._app(scope, receive, send)

@@ -1,0 +1,176 @@
+"""What the demo says at its end, as text: the table, the plot, and what follows from them.
+
+Every sentence of the verdict is chosen by the figures alone, whoever they favour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import msgspec
+
+from gpu_admission.demo.figures import Figures, Trial
+from gpu_admission.demo.trace import NEW_SCALE, PROMPT_SCALE, SOURCE
+from gpu_admission.sizes import format_bytes
+
+EQUAL = 1.1
+"""Two rates that differ by less than this factor are called equal."""
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+_WIDTH = 60
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is shown, in the order (unprotected, semaphore, bytes)."""
+
+    engine: str
+    clients: int
+    room: int
+    """Of the wall, in bytes."""
+    weights: int
+    cache_level: int | None
+    """Bytes of the last-level cache, where known."""
+    device: str
+    wall: str
+    trials: tuple[Trial, Trial, Trial]
+    error: str = ""
+    """The device's own words, once."""
+
+    @property
+    def rows(self) -> tuple[Figures, Figures, Figures]:
+        first, second, third = (trial.figures for trial in self.trials)
+        return first, second, third
+
+
+HEADINGS = (
+    "",
+    "ok",
+    "out of memory",
+    "refused",
+    "failed",
+    "unfinished",
+    "requests/s",
+    "per CPU s",
+    "p50 s",
+    "p95 s",
+    "peak use",
+    "mean use",
+)
+
+
+def cells(row: Figures) -> tuple[str, ...]:
+    """One line of the table, as text, in the order of ``HEADINGS``."""
+    return (
+        row.label,
+        f"{row.count('ok')} of {row.sent}",
+        str(row.count("out_of_memory")),
+        str(row.count("refused")),
+        str(row.count("failed")),
+        str(row.count("unfinished")),
+        f"{row.per_second:.2f}",
+        f"{row.per_cpu_second:.2f}",
+        _seconds(row.p50),
+        _seconds(row.p95),
+        f"{row.peak:.0%}",
+        f"{row.mean:.0%}",
+    )
+
+
+def text(report: Report) -> str:
+    """The whole report for a terminal."""
+    return "\n".join(
+        chain(setting(report), [""], _table(report.rows), [""], _plot(report.trials), [""], verdict(report))
+    )
+
+
+def setting(report: Report) -> Iterator[str]:
+    """What was run, in sentences."""
+    cache = report.cache_level
+    times = f", {report.weights / cache:.1f} x the last-level cache" if cache else ""
+    yield (
+        f"A decoder with {format_bytes(report.weights)} of float32 weights on {report.device}{times}; "
+        f"beside them at most {format_bytes(report.room)} ({report.wall})."
+    )
+    yield (
+        f"{report.clients} clients, each sending its next request when the last was answered. "
+        f"Lengths and order of the requests: {SOURCE}; "
+        f"prompts have 1/{PROMPT_SCALE} of their real length, answers 1/{NEW_SCALE}."
+    )
+
+
+def verdict(report: Report) -> Iterator[str]:
+    """What the figures say, whoever they favour."""
+    plain, slots, ours = report.rows
+    yield _safety(plain, report.error)
+    yield _safety(ours, "")
+    if ours.count("refused"):
+        yield f"{ours.label} refused {ours.count('refused')} of {ours.sent} requests."
+    for row in report.rows:
+        if cut := row.count("unfinished"):
+            yield (
+                f"Time ran out for {row.label}: {cut} of {row.sent} requests were cut off, "
+                "and no later round sent others than these."
+            )
+    if not plain.count("out_of_memory"):
+        yield f"At {report.clients} clients memory does not bind: {_compared(ours, plain)}"
+    yield _compared(ours, slots)
+    if report.engine == "threads":
+        yield "Threads do not batch, so more at once is no faster: bytes buy safety here, not throughput."
+    if report.cache_level and report.weights < 2 * report.cache_level:
+        yield "The weights nearly fit the processor's cache: batching pays less here than on a GPU."
+
+
+def _safety(row: Figures, error: str) -> str:
+    lost = row.count("out_of_memory")
+    if not lost:
+        return f"{row.label}: nothing ran out of memory (peak {row.peak:.0%} of the wall)."
+    said = f" The first one: {error}" if error else ""
+    return (
+        f"{row.label}: {lost} of {row.sent} requests failed for lack of memory; its rates are those of the "
+        f"{row.count('ok')} that were answered.{said}"
+    )
+
+
+def _compared(ours: Figures, other: Figures) -> str:
+    if not other.per_cpu_second:
+        return f"{other.label} answered nothing: there is no throughput to compare with."
+    ratio = ours.per_cpu_second / other.per_cpu_second
+    equal = ", which is equal" if 1 / EQUAL < ratio < EQUAL else ""
+    return (
+        f"{ours.label} answered {ratio:.2f} x the requests of {other.label} for each second of the server's "
+        f"CPU{equal}, at {ours.mean:.0%} against {other.mean:.0%} mean use of the wall."
+    )
+
+
+def _table(rows: Sequence[Figures]) -> Iterator[str]:
+    lines = [HEADINGS, *map(cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        label, *numbers = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        yield "  ".join([line[0].ljust(len(label)), *numbers]).rstrip()
+
+
+def _plot(trials: Sequence[Trial]) -> Iterator[str]:
+    """Memory over time: a line of blocks for each trial, and below it where requests were lost."""
+    seconds = max(trial.ended - trial.began for trial in trials)
+    wide = max(len(trial.label) for trial in trials)
+    yield f"Memory in use, 0-100 % of the wall; {_WIDTH} columns are {seconds:.0f} s; x = out of memory"
+    for trial in trials:
+        yield f"{trial.label.ljust(wide)} |{''.join(map(_block, trial.columns(_WIDTH, seconds)))}|"
+        if lost := trial.lost():
+            yield f"{' ' * wide} |{_marks(lost, seconds)}|"
+
+
+def _block(share: float | None) -> str:
+    if share is None:
+        return " "
+    return _BLOCKS[max(1, min(8, round(share * 8)))]
+
+
+def _marks(times: Sequence[float], seconds: float) -> str:
+    marked = {min(_WIDTH - 1, int(time / seconds * _WIDTH)) for time in times}
+    return "".join("x" if column in marked else " " for column in range(_WIDTH))
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,1 @@
+"""A model as its config describes it: what formulas count with."""

@@ -1,0 +1,89 @@
+"""What one transformer layer holds while it runs: activations, scores and masks, in bytes.
+
+Owns the sizes for each token, and for each pair of positions. Caches are in ``layers``; which
+phase is the peak is the estimator's to say.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpu_admission.estimators.model.config import ModelConfig
+from gpu_admission.estimators.model.dtypes import whole_bytes
+
+AttentionPath = Literal["sdpa", "eager", "flash"]
+
+
+class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one running layer. Only one is alive at a time."""
+
+    activations: int
+    """For each token: the larger of its MLP and its attention block, with copies of the residual."""
+    hidden: int
+    """For each token: what a layer passes on."""
+    score: int = 0
+    """For each pair of positions, where the attention stores its scores."""
+    mask: int = 0
+    """For each pair of positions and mask, where there is one."""
+    expanded_mask: int = 0
+    """For each pair of positions: the copy of a mask that a kernel makes."""
+
+
+def layer_cost(
+    *, hidden: int, heads: int, kv_heads: int, head_dim: int, mlp: int, dtype: str, attention: AttentionPath
+) -> LayerCost:
+    """The cost of a layer of this shape. Raises ``ValueError`` for a dtype or attention that is none.
+
+    ``eager`` stores scores around the softmax (8 bytes each, 10 in bf16, which has no fused cast) and
+    a mask in the compute type; ``sdpa`` one byte a mask and the expansion of one; ``flash`` nothing.
+    """
+    if attention not in ("sdpa", "eager", "flash"):
+        raise ValueError(f"attention must be 'sdpa', 'eager' or 'flash', not {attention!r}")
+    size = whole_bytes(dtype, option="dtype")
+    queries, keys = heads * head_dim, kv_heads * head_dim
+    repeated = 2 * queries if attention != "flash" and kv_heads < heads else 0
+    attending = 4 * queries + 4 * keys + repeated
+    eager = attention == "eager"
+    return LayerCost(
+        activations=(max(mlp, attending) + 4 * hidden) * size,
+        hidden=hidden * size,
+        score=heads * score_bytes(dtype) if eager else 0,
+        mask=0 if attention == "flash" else size if eager else 1,
+        expanded_mask=size if attention == "sdpa" else 0,
+    )
+
+
+def score_bytes(dtype: str) -> int:
+    """Of one stored score around an unfused softmax: 8, and 10 in bf16, which has no fused cast."""
+    return 10 if dtype.removeprefix("torch.").lower() in ("bf16", "bfloat16") else 8
+
+
+def decoder_cost(model: ModelConfig, dtype: str, attention: AttentionPath) -> LayerCost:
+    """Of the widest decoder layer, or of the encoder layers of an encoder-only model."""
+    return layer_cost(
+        hidden=model.hidden_size,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        mlp=model.mlp,
+        dtype=dtype,
+        attention=attention,
+    )
+
+
+def encoder_cost(model: ModelConfig, dtype: str, attention: AttentionPath) -> LayerCost | None:
+    """Of an encoder layer of an encoder-decoder model; ``None`` for others."""
+    encoder = model.encoder
+    if encoder is None:
+        return None
+    return layer_cost(
+        hidden=encoder.hidden_size,
+        heads=encoder.heads,
+        kv_heads=encoder.heads,
+        head_dim=model.head_dim,
+        mlp=encoder.mlp,
+        dtype=dtype,
+        attention=attention,
+    )

@@ -1,0 +1,306 @@
+"""An admission's devices and guards: what was measured, and what is safe now, as limits on its ledger.
+
+Owns the capacity that is measured at start, the readings loop, and each device's own copy
+of each guard. The limits are applied through ``apply``; who may start under them is decided
+in the ledger. Nothing here runs while requests are served, but for a note of how each ended.
+
+Threads: guards are asked under the admission's own lock, and what they say is in force
+before it is let go, so that verdicts can't overtake one another. The locks of measuring and
+of reading are taken before it, never inside it; no driver is ever asked under it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpu_admission.guards.verdict import Verdict, is_news
+from gpu_admission.guards.watched import Kind, Watched
+from gpu_admission.settings import Settings
+from gpu_admission.types import Device, DeviceReading, Guard
+
+if TYPE_CHECKING:
+    from gpu_admission.devices import Capacity, Readings
+
+logger = logging.getLogger("gpu_admission")
+_monotonic = time.monotonic
+_URGENT = frozenset({"oom", "fault"})
+_MEASURED_AGAIN_IN = 5.0
+"""Seconds that a refusal asks to wait while a capacity can't be measured; each reading tries anew."""
+
+Apply = Callable[[int, Verdict, int | None], object]
+"""``(device index, verdict, measured bytes or None)``: puts them into force. Called under the lock."""
+
+
+class Monitor:
+    """Watches the devices of one admission and tells ``apply`` what follows.
+
+    ``lock`` is the admission's; ``held(index) -> (capacity, bytes held)`` asks its ledger.
+    Construction touches no driver. Raises ``TypeError``/``ValueError`` for settings that
+    can't work together.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        lock: threading.RLock,
+        apply: Apply,
+        held: Callable[[int], tuple[int | None, int | None]],
+    ) -> None:
+        self._settings = settings
+        self._lock = lock
+        self._apply = apply
+        self._held = held
+        self._measuring = threading.Lock()
+        self._aside: threading.Thread | None = None
+        self._measures = not isinstance(settings.capacity, int)
+        self._why = ""
+        """How the device was found, for the log."""
+        self.is_measured = not self._measures
+        """Whether there is nothing to measure, or it was tried."""
+        self._watch(_given_devices(settings))
+
+    def _watch(self, devices: Sequence[Device]) -> None:
+        guards = _guards(self._settings)
+        self._watched = [Watched(device, guards) for device in devices]
+        self.is_watching = bool(devices and guards)
+        """Whether somebody learns from how leases end."""
+        self.readings: Readings | None = None
+        if devices:
+            from gpu_admission.devices import Readings
+
+            self.readings = Readings(devices, self.review, leases=self._held)
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """In the order of their indices; empty until they are found."""
+        return tuple(watched.device for watched in self._watched)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to measure or to watch."""
+        return bool(self._watched) or not self.is_measured
+
+    # measuring
+
+    def measure(self) -> None:
+        """Find the devices and measure what they have, once; blocks, so call it in a thread.
+
+        A device that does not tell is closed, and asked again at every reading.
+        """
+        with self._measuring:
+            if self.is_measured:
+                return
+            if self.readings is None:
+                from gpu_admission.devices import discover
+
+                # What a request uses unless it is told otherwise; ``devices=`` names several.
+                found = discover()
+                self._watch(found.devices[:1])
+                self._why = f" [{found.reason}]"
+            assert self.readings is not None
+            self.readings.step()
+            self.is_measured = True
+
+    def measure_aside(self) -> None:
+        """The same in a thread of its own, for those who may not be kept waiting."""
+        if self._aside is None:
+            self._aside = threading.Thread(target=self.measure, name="gpu-admission-measure", daemon=True)
+            self._aside.start()
+
+    def fix_capacity(self) -> None:
+        """The capacity was given in bytes after all: measure it no more."""
+        self._measures = False
+        self.is_measured = True
+
+    @property
+    def failure(self) -> str:
+        """Why a capacity can't be measured; empty where all are known."""
+        return next((watched.failure for watched in self._watched if watched.failure), "")
+
+    def _begin(self, index: int, now: float) -> None:
+        """Let the guards of device ``index`` begin, once its capacity is known."""
+        watched, overcommit = self._watched[index], self._settings.overcommit
+        if not self._measures:
+            watched.begin(None, overcommit)
+            return
+        reading, _ = self.reading(index, now)
+        if reading is None:
+            return
+        try:
+            measured = self._measure_one(watched.device, reading)
+        except ValueError as error:
+            logger.log(logging.DEBUG if watched.failure else logging.ERROR, "%s", error)
+            watched.failure = str(error)
+            return
+        logger.info("%s%s", measured.explanation, self._why)
+        watched.begin(measured, overcommit)
+        watched.verdict = Verdict()
+        self._apply(index, watched.verdict, int(measured.bytes * overcommit))
+
+    def _measure_one(self, device: Device, reading: DeviceReading) -> Capacity:
+        from gpu_admission.devices import measure
+
+        settings = self._settings
+        begun = (watched.device for watched in self._watched if watched.begun)
+        twin = next((other for other in begun if other.key == device.key), None)
+        if twin is not None:
+            raise ValueError(f"{device.name} and {twin.name} are the same device: name it once")
+        return measure(
+            reading,
+            name=device.name,
+            share=_share(settings.capacity),
+            reserve=settings.reserve,
+            margin=0.1 if settings.margin is None else settings.margin,
+        )
+
+    # watching
+
+    def start(self) -> None:
+        """Begin to read the devices, in a thread of this process, unless it runs. Never blocks."""
+        if self.readings is not None:
+            for index in range(len(self.devices)):
+                self.review(index)  # before the first request, not after the first reading
+            self.readings.start()
+
+    def stop(self) -> None:
+        """Read no more, until ``start``."""
+        if self.readings is not None:
+            self.readings.stop()
+
+    def ended(self, index: int, kind: Kind, size: int, error: str, at: float) -> None:
+        """Tell the guards of device ``index`` how work on it ended; only while ``is_watching``.
+
+        Out of memory, and a fault, they hear at once, and everything while it is tried out;
+        the rest with the next reading.
+        """
+        watched = self._watched[index]
+        watched.outcomes.append((kind, size, error, at))
+        if kind in _URGENT or watched.verdict.trials is not None:
+            self.review(index)
+
+    def review(self, index: int) -> None:
+        """Ask the guards of device ``index`` again, and put what they say into force."""
+        with self._lock:
+            watched, now = self._watched[index], _monotonic()
+            if not watched.begun:
+                self._begin(index, now)
+            verdict = self._verdict(index, now)
+            if verdict == watched.verdict:
+                return
+            watched.verdict = verdict
+            self._apply(index, verdict, None)
+            capacity, _ = self._held(index)
+            if is_news(verdict, watched.told, capacity or 0):
+                watched.told = verdict
+                _log(watched.device, verdict)
+
+    def _verdict(self, index: int, now: float) -> Verdict:
+        watched = self._watched[index]
+        if watched.failure:
+            return Verdict(0, "capacity", watched.failure, retry_at=now + _MEASURED_AGAIN_IN)
+        if not watched.begun:
+            return watched.verdict
+        capacity, held = self._held(index)
+        latest = self._latest(index)
+        if latest and latest[-1].capacity != capacity:
+            # It was measured, or changed, since that reading.
+            latest = (*latest[:-1], msgspec.structs.replace(latest[-1], capacity=capacity))
+        blank = DeviceReading(capacity=capacity, held=held, taken_at=now)
+        return watched.ask(latest, blank, watched.take_outcomes(), now)
+
+    # what holds
+
+    @property
+    def clamp(self) -> float | None:
+        """The smallest factor on new tokens that a guard asks for now.
+
+        Where a request will run is not known before it is estimated: one hot device clamps all.
+        """
+        return min((w.verdict.clamp for w in self._watched if w.verdict.clamp is not None), default=None)
+
+    def closed(self) -> Verdict | None:
+        """Why nothing starts on any device, by the first to open again; ``None`` where something may."""
+        verdicts = [watched.verdict for watched in self._watched]
+        if not verdicts or any(verdict.ceiling != 0 for verdict in verdicts):
+            return None
+        return min(verdicts, key=_opens_at)
+
+    def lowered(self) -> Verdict | None:
+        """The highest of the devices' ceilings, and who set it; ``None`` where one has none."""
+        verdicts = [watched.verdict for watched in self._watched]
+        if any(verdict.ceiling is None for verdict in verdicts):
+            return None
+        return max(verdicts, key=lambda verdict: verdict.ceiling or 0, default=None)
+
+    def trying(self) -> Verdict | None:
+        """Why nobody may wait: every device is closed, or tried out by a few requests at a time."""
+        verdicts = [watched.verdict for watched in self._watched]
+        tried = [verdict for verdict in verdicts if verdict.trials is not None]
+        if not tried or not all(v.ceiling == 0 or v.trials is not None for v in verdicts):
+            return None
+        return min(tried, key=_opens_at)
+
+    def verdict(self, index: int) -> Verdict:
+        """What holds on device ``index`` now."""
+        return self._watched[index].verdict if self._watched else Verdict()
+
+    def reading(self, index: int, now: float) -> tuple[DeviceReading | None, float | None]:
+        """The last reading of device ``index`` and its age in seconds."""
+        latest = self._latest(index)
+        return (latest[-1], now - latest[-1].taken_at) if latest else (None, None)
+
+    def _latest(self, index: int) -> Sequence[DeviceReading]:
+        return () if self.readings is None else self.readings.latest(index)
+
+
+def _given_devices(settings: Settings) -> tuple[Device, ...]:
+    """Those of the settings, or one to hang guards on that need no reading."""
+    keys = [device.key for device in settings.devices]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"devices: {twice} is there twice, and would be given out twice")
+    wanted = settings.guards or settings.on_fault != "close"
+    if keys or not wanted or not isinstance(settings.capacity, int):
+        return tuple(settings.devices)
+    reader = next((g.name for g in settings.guards or () if getattr(g, "needs_readings", False)), None)
+    if reader is not None:
+        raise ValueError(
+            f"guards: {reader!r} reads a device, and capacity in bytes says of which: give devices=[...] too"
+        )
+    from gpu_admission.devices import FixedDevice
+
+    return (FixedDevice(settings.capacity, name="device"),)
+
+
+def _guards(settings: Settings) -> Sequence[Guard]:
+    if settings.guards is None:
+        from gpu_admission.guards import FaultGuard, MemoryGuard, OutOfMemoryGuard
+
+        return MemoryGuard(), OutOfMemoryGuard(), FaultGuard(on_fault=settings.on_fault)
+    if settings.on_fault != "close":
+        raise ValueError("on_fault is for the guards that guards=None gives: use FaultGuard(on_fault=...)")
+    guards: Sequence[Guard] = settings.guards
+    return guards
+
+
+def _opens_at(verdict: Verdict) -> tuple[bool, float]:
+    return verdict.restart_only, float("inf") if verdict.retry_at is None else verdict.retry_at
+
+
+def _share(capacity: int | str | None) -> float:
+    """0.85 of ``"85%"``; all of it for ``None``."""
+    return float(capacity[:-1]) / 100 if isinstance(capacity, str) else 1.0
+
+
+def _log(device: Device, verdict: Verdict) -> None:
+    if not verdict.reason:
+        logger.info("%s: nothing limits it any more", device.name)
+        return
+    level = logging.WARNING if verdict.ceiling == 0 else logging.INFO
+    logger.log(level, "%s: guard %r: %s", device.name, verdict.guard, verdict.reason)

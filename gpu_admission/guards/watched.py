@@ -1,0 +1,121 @@
+"""One device under watch: its own copy of each guard, and how they are asked.
+
+Owns what came of them last, and that a guard that fails, or wants something slow called,
+holds up nobody. When they are asked, and what follows, are the monitor's.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from gpu_admission.guards.verdict import Verdict, together, verdict_of
+from gpu_admission.types import Device, DeviceReading, Guard, Outcome
+
+if TYPE_CHECKING:
+    from gpu_admission.devices import Capacity
+
+logger = logging.getLogger("gpu_admission")
+_REMEMBERED = 1024
+Kind: TypeAlias = Literal["ok", "error", "oom", "fault", "client"]
+End: TypeAlias = tuple[Kind, int, str, float]
+"""The fields of an ``Outcome``, which is made of them when guards are asked."""
+
+
+class Watched:
+    """One device, its own copy of each guard, and what came of them last."""
+
+    def __init__(self, device: Device, guards: Sequence[Guard]) -> None:
+        self.device = device
+        self.guards = [_copy(guard) for guard in guards]
+        self.verdict = Verdict()
+        self.told = Verdict()
+        """What the log was told last."""
+        self.outcomes: deque[End] = deque(maxlen=_REMEMBERED)
+        """Not shown to the guards yet."""
+        self.begun = False
+        """Its capacity is known, and its guards are asked."""
+        self.failure = ""
+        """Why its capacity can't be measured."""
+        self.failing: set[str] = set()
+        """Names of guards that raise."""
+
+    def take_outcomes(self) -> list[Outcome]:
+        """Those that no guard has seen; others may be added meanwhile."""
+        return [Outcome(*self.outcomes.popleft()) for _ in range(len(self.outcomes))]
+
+    def begin(self, measured: Capacity | None, overcommit: float) -> None:
+        self.begun = True
+        self.failure = ""
+        for guard in self.guards:
+            begin = getattr(guard, "begin", None)
+            try:
+                if begin is not None:
+                    begin(measured, overcommit=overcommit)
+            except Exception:
+                logger.exception("guard %r failed to begin", guard.name)
+
+    def ask(
+        self,
+        latest: Sequence[DeviceReading],
+        blank: DeviceReading,
+        outcomes: Sequence[Outcome],
+        now: float,
+    ) -> Verdict:
+        """What the guards say by the ``latest`` readings; before the first, by the ``blank`` one.
+
+        That one has only what is known without the device: guards that need one get none.
+        """
+        return together(
+            [self._ask_one(guard, latest or _before(guard, blank), outcomes, now) for guard in self.guards]
+        )
+
+    def _ask_one(
+        self, guard: Guard, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
+    ) -> Verdict:
+        """What ``guard`` says; one that raises has no say, and is logged once until it works again."""
+        try:
+            verdict = verdict_of(guard, readings, outcomes, now)
+            _act(guard)
+        except Exception:
+            if guard.name not in self.failing:
+                self.failing.add(guard.name)
+                logger.exception("guard %r failed: it has no say until it works again", guard.name)
+            return Verdict()
+        self.failing.discard(guard.name)
+        return verdict
+
+
+def _copy(guard: Guard) -> Guard:
+    try:
+        return copy.deepcopy(guard)
+    except Exception as error:
+        raise TypeError(
+            f"guards: {guard.name!r} can't be copied for each device ({error}): give it a __deepcopy__"
+        ) from error
+
+
+def _before(guard: Guard, blank: DeviceReading) -> Sequence[DeviceReading]:
+    return () if getattr(guard, "needs_readings", False) else (blank,)
+
+
+def _act(guard: Guard) -> None:
+    """Call what a guard wants called once, in a thread of its own: it may be slow."""
+    action = getattr(guard, "action", None)
+    if action is None:
+        return
+    guard.action = None  # type: ignore[attr-defined]
+    threading.Thread(
+        target=_call, args=(action, guard.name), name="gpu-admission-action", daemon=True
+    ).start()
+
+
+def _call(action: Callable[[], Any], name: str) -> None:
+    try:
+        action()
+    except Exception:
+        logger.exception("the action of guard %r failed", name)

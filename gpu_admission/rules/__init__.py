@@ -1,0 +1,1 @@
+"""Which requests are metered, and by what."""

@@ -1,0 +1,49 @@
+"""What can be known, before any request, to never fit: said at start, or refused with ``strict=True``.
+
+Sizes that the settings name are compared with what may ever be given out. An estimator with
+a formula is asked about the smallest request there is: the largest has no bound of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from gpu_admission.rules.metering import Fixed, Metering
+from gpu_admission.sizes import format_bytes
+from gpu_admission.types import Estimate, Workload
+
+_SMALLEST = Workload(prompt_tokens=1, new_tokens=1)
+
+
+def misfits(metering: Metering, fallback: int | None, largest: int) -> list[str]:
+    """A sentence for each setting by which a request would need more than ``largest`` bytes."""
+    return [
+        f"{name}: {what} needs {format_bytes(size)}, and no request may ever hold more than "
+        f"{format_bytes(largest)}: it is refused (413)"
+        for name, what, size in _known(metering, fallback)
+        if size > largest
+    ]
+
+
+def _known(metering: Metering, fallback: int | None) -> Iterator[tuple[str, str, int]]:
+    if fallback is not None:
+        yield "fallback", "a body that can't be read", fallback
+    for name, estimator in metering.named_estimators():
+        size = _least(estimator)
+        if size is not None:
+            yield name, "even the smallest request", size
+
+
+def _least(estimator: Any) -> int | None:
+    """Bytes of the smallest request; ``None`` where the estimator can't tell without one."""
+    if isinstance(estimator, Fixed):
+        return estimator.bytes
+    formula = getattr(estimator, "estimate", None)
+    if formula is None:
+        return None
+    try:
+        estimate = formula(_SMALLEST)
+    except Exception:  # one that needs more than a formula does: it is asked with each request
+        return None
+    return estimate.bytes if isinstance(estimate, Estimate) else None

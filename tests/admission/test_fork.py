@@ -1,0 +1,139 @@
+"""Import, construction and forks: no driver before work begins, and each process measures for itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PRELUDE = """
+import asyncio, os, sys, threading
+from gpu_admission import Admission, GPUAdmission
+import gpu_admission.cli, gpu_admission.devices, gpu_admission.guards, gpu_admission.observe
+from gpu_admission.devices import NvmlDevice
+from gpu_admission.types import Estimate
+
+async def app(scope, receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+async def ask(served):
+    sent = []
+    async def receive():
+        return {"type": "http.request", "body": b""}
+    async def send(message):
+        sent.append(message)
+    await served({"type": "http", "method": "POST", "path": "/", "headers": []}, receive, send)
+    return sent[0]["status"]
+
+def ticking():
+    return [t for t in threading.enumerate() if t.name == "gpu-admission-readings"]
+
+def child(check):
+    pid = os.fork()
+    if not pid:
+        try:
+            check()
+            os._exit(0)
+        except BaseException as error:
+            print(f"child: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+served = GPUAdmission(app, devices=[NvmlDevice(0, env={})], estimator="1GiB")
+admission = served.admission
+assert not {"torch", "pynvml"} & set(sys.modules), "loaded at import or construction"
+from tests.devices.fake_nvml import MIB, FakeDriver, a10, installed
+gpu = a10()
+"""
+
+PRELOADED = """
+with installed(FakeDriver(gpu)) as fake:
+    assert not ticking()
+    def serves():
+        assert asyncio.run(ask(served)) == 200
+        assert {pid for pid, _ in fake.calls} == {os.getpid()}
+        assert len(ticking()) == 1
+    for _ in range(2):
+        child(serves)
+    assert not fake.calls, "the parent touched the driver"
+"""
+
+HAS_SERVED = """
+async def parent():
+    lease = await admission.acquire(Estimate(2**30))
+    before = admission.snapshot().capacity
+    gpu.used += 4096 * MIB
+    child(lambda: asyncio.run(serves(lease, before)))
+    assert admission.in_use == 2**30
+    assert admission.snapshot().capacity == before
+    lease.release()
+    assert await ask(served) == 200
+    assert admission.in_use == 0
+
+async def serves(lease, before):
+    assert await ask(served) == 200
+    snapshot = admission.snapshot()
+    assert snapshot.in_use == 0, "the parent's lease is not held here"
+    assert snapshot.capacity < before - 3 * 2**30, "measured anew, by what is free now"
+    assert len(ticking()) == 1, "and watched by a thread of its own"
+    lease.release()
+    assert admission.in_use == 0, "nor is it given back here"
+    assert (await admission.acquire(Estimate(snapshot.capacity))).bytes == snapshot.capacity
+
+with installed(FakeDriver(gpu)):
+    asyncio.run(parent())
+"""
+
+IN_SHADOW = """
+shadow = Admission(devices=[NvmlDevice(0, env={})], estimator="1GiB", mode="shadow")
+async def hold():
+    return await shadow.acquire(Estimate(2**30))
+
+def measured():
+    asyncio.run(hold())
+    shadow.monitor._aside.join(30)
+    asyncio.run(hold())
+    assert len(ticking()) == 1
+
+def serves():
+    measured()
+    assert shadow.in_use == 2 * 2**30
+
+with installed(FakeDriver(gpu)):
+    measured()
+    child(serves)
+"""
+
+STARTED_BEFORE = """
+async def start():
+    await admission.begin()
+
+def serves():
+    asyncio.run(start())
+    assert len(ticking()) == 1
+    assert admission.snapshot().capacity > 19 * 2**30
+    assert asyncio.run(ask(served)) == 200
+
+with installed(FakeDriver(gpu)):
+    asyncio.run(start())
+    child(serves)
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [PRELOADED, HAS_SERVED, IN_SHADOW, STARTED_BEFORE],
+    ids=["preloaded", "served", "shadow", "started"],
+)
+def test_bl_75_each_process_measures_and_watches_for_itself(program: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRELUDE + program],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

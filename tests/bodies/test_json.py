@@ -1,0 +1,138 @@
+"""A body is read as Python's json reads it, however large it is."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gpu_admission.bodies import json as jsonbody
+from gpu_admission.bodies.json import JSONObject, LongList, parse_json, read_object
+from gpu_admission.errors import UnreadableBody
+from tests.workloads.asking import request
+
+BIG = 3 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": NaN, "b": [Infinity, -Infinity]}',
+        b'{"a": "\\ud800"}',
+        b'\xef\xbb\xbf{"a": 1}',
+        '{"a": "é"}'.encode("utf-16"),
+        '{"a": "é"}'.encode("utf-32-be"),
+        b'{"a": 123456789012345678901234567890, "a": 1e400}',
+        b' {"a": 1, "a": 2} ',
+    ],
+)
+def test_what_python_accepts_is_accepted(body: bytes) -> None:
+    assert repr(parse_json(body)) == repr(json.loads(body))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"a": \x80}',
+        b'{"a": "\x80"}',
+        b"[" * 20_000 + b"]" * 20_000,
+        b'{"a":' * 5_000,
+        b"1" * 5_000,
+        b"nope",
+    ],
+)
+def test_what_python_refuses_is_refused(body: bytes) -> None:
+    with pytest.raises(UnreadableBody, match="not JSON"):
+        parse_json(body)
+
+
+@pytest.mark.parametrize("body", [b"null", b"[]", b'"x"', b"7", b"true", b" 1.5 "])
+def test_only_objects_have_fields(body: bytes) -> None:
+    with pytest.raises(UnreadableBody, match="object"):
+        read_object(request(body))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"messages": [{"role": "user", "content": "héllo\n" * 10}] * 40_000},
+        {"deep": {"deeper": {"deepest": {"more": {"texts": ["ab" * 100] * 20_000}}}}},
+        {"texts": [f"text {n}" for n in range(200_000)], "n": 1},
+    ],
+)
+def test_a_large_body_reads_the_same_as_a_small_one(value: dict[str, Any]) -> None:
+    body = json.dumps(value).encode()
+    assert len(body) > BIG - 2**20
+    assert read_object(request(b"\n " + body)).fields == value
+
+
+@pytest.mark.parametrize(
+    "tail", [b', "x": NaN}', b', "x": "\\ud800"}', b', "x": [NaN, ' + b"1, " * BIG + b"2]}"]
+)
+def test_a_large_body_falls_back_to_the_second_reader(tail: bytes) -> None:
+    body = json.dumps({"texts": ["abc"] * 400_000}).encode()
+    assert len(read_object(request(body[:-1] + tail)).fields["texts"]) == 400_000
+
+
+def test_a_large_body_that_is_no_json_is_refused() -> None:
+    with pytest.raises(UnreadableBody):
+        read_object(request(json.dumps(["abc"] * 400_000).encode()[:-1]))
+
+
+def test_a_long_list_of_numbers_is_only_counted() -> None:
+    ids = list(range(300_000))
+    found = read_object(request({"prompt": ids, "nested": [ids, ids]})).fields
+    assert isinstance(found["prompt"], LongList)
+    assert len(found["prompt"]) == 300_000
+    assert found["prompt"].size == len(json.dumps(ids))
+    assert found["nested"] == [ids, ids]
+
+
+def test_a_long_string_keeps_its_size_and_head() -> None:
+    text = "A" * 64 + "héllo " * 50_000
+    body = read_object(request({"prompt": text, "short": "é"}))
+    assert not body.is_whole
+    assert len(body.fields["prompt"]) < 100
+    assert body.size(body.fields["prompt"]) == len(text.encode())
+    assert body.head(body.fields["prompt"], 84) == text[:74]
+    assert body.whole(body.fields["prompt"]) == text
+    assert (body.size("é"), body.head("abc", 2), body.whole("abc")) == (2, "ab", "abc")
+
+
+def test_the_size_of_json_has_its_long_texts() -> None:
+    text = "x" * 200_000
+    body = read_object(request({"tools": [{"description": text}], "numbers": list(range(300_000))}))
+    assert body.json_size(body.fields["tools"]) >= 200_000
+    assert text in body.json_text(body.fields["tools"])
+    assert body.json_size(body.fields["numbers"]) >= len(json.dumps(list(range(300_000))))
+    assert len(body.json_text(body.fields["numbers"])) >= len(json.dumps(list(range(300_000))))
+
+
+def test_only_the_long_texts_of_a_value_count_with_it() -> None:
+    body = read_object(request({"tools": ["x" * 200_000], "other": ["y" * 200_000], "more": {"a": "z"}}))
+    assert 200_000 <= body.json_size(body.fields["tools"]) < 200_100
+    assert body.json_size(body.fields["more"]) < 20
+    assert "y" not in body.json_text(body.fields["tools"])
+
+
+def test_json_that_can_not_be_written_counts_as_the_whole_body() -> None:
+    assert JSONObject({}, 50).json_size({"a": "\ud800"}) == 100
+
+
+def test_other_values_are_written_as_nothing() -> None:
+    assert JSONObject({}, 50).json_size({"a": object()}) == len('{"a":""}')
+
+
+def test_threads_may_be_switched_between_the_items_of_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[object] = []
+
+    def called(kind: type, value: object) -> object:
+        calls.append(value)
+        return value
+
+    monkeypatch.setattr(jsonbody, "_as_it_is", called)
+    read_object(request({"messages": [{"content": "x" * 100}] * 30_000}))
+    assert len(calls) == 30_000

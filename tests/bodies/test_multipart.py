@@ -1,0 +1,108 @@
+"""An upload is read from its parts' headers and sizes."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from gpu_admission.bodies.multipart import HEAD, MOST_PARTS, part_text, read_parts
+from gpu_admission.errors import UnreadableBody
+
+MARK = "multipart/form-data; boundary=b"
+
+
+def test_what_a_client_sends_is_read_back() -> None:
+    sound = bytes(range(256)) * 20_000
+    sent = httpx.Request(
+        "POST",
+        "http://test/",
+        data={"model": "whisper-1", "language": "dé"},
+        files={"file": ("a.wav", sound, "audio/wav"), "empty": ("e.txt", b"")},
+    )
+    model, language, file, empty = read_parts(sent.read(), sent.headers["content-type"])
+    assert (model.name, model.filename, model.head, model.size) == ("model", None, b"whisper-1", 9)
+    assert language.head.decode() == "dé"
+    assert (file.name, file.filename, file.content_type, file.size) == (
+        "file",
+        "a.wav",
+        "audio/wav",
+        len(sound),
+    )
+    assert file.head == sound[:HEAD]
+    assert (empty.filename, empty.size, empty.head) == ("e.txt", 0, b"")
+
+
+def test_names_may_be_quoted_bare_or_encoded() -> None:
+    body = (
+        b'--b\r\nContent-Disposition: form-data; name="a \\"b\\" \\\\c"\r\n\r\n1\r\n'
+        b"--b\r\ncontent-disposition: form-data; name=plain; filename*=UTF-8''x.png\r\n\r\n2\r\n--b--"
+    )
+    first, second = read_parts(body, 'Multipart/Form-Data; charset=utf-8; Boundary="b"')
+    assert first.name == 'a "b" \\c'
+    assert (second.name, second.filename) == ("plain", "UTF-8''x.png")
+
+
+def test_a_preamble_is_skipped_and_an_epilogue_ignored() -> None:
+    (part,) = read_parts(b"hello\r\n--b\r\nA: b\r\n\r\nx\r\n--b--\r\n--b\r\nC: d\r\n\r\ny\r\n", MARK)
+    assert (part.name, part.head) == ("", b"x")
+
+
+def test_a_body_that_breaks_off_keeps_its_last_part() -> None:
+    (part,) = read_parts(b"--b\r\n\r\nhel", MARK)
+    assert (part.head, part.size) == (b"hel", 3)
+
+
+def test_a_boundary_inside_a_line_is_content() -> None:
+    (part,) = read_parts(b"--b\r\n\r\nx --b y\n--b\r\n--b--", MARK)
+    assert part.head == b"x --b y\n--b"
+
+
+def test_a_boundary_across_search_windows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b"".join(b"--b\r\n\r\n" + bytes(n) + b"\r\n" for n in range(40)) + b"--b--"
+    for window in range(1, 12):
+        monkeypatch.setattr("gpu_admission.bodies.multipart._WINDOW", window)
+        assert [part.size for part in read_parts(body, MARK)] == list(range(40))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"x",
+        b"--b",
+        b"--b--",
+        b"--bx\r\n\r\n\r\n--b--",
+        b"--b\r\n--b\r\n\r\n--b--",
+        b"--b\r\nA: b",
+        b"--b\n\nx\n--b--",
+    ],
+)
+def test_what_is_not_multipart_is_refused(body: bytes) -> None:
+    with pytest.raises(UnreadableBody):
+        read_parts(body, MARK)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["", "application/json", "multipart/form-data", "multipart/form-data; boundary=", "text/x; boundary=b"],
+)
+def test_a_content_type_without_boundary_is_refused(kind: str) -> None:
+    with pytest.raises(UnreadableBody, match="boundary"):
+        read_parts(b"--b\r\n\r\n\r\n--b--", kind)
+
+
+def test_too_many_parts_are_refused() -> None:
+    parts = b"--b\r\n\r\n\r\n" * MOST_PARTS
+    assert len(read_parts(parts + b"--b--", MARK)) == MOST_PARTS
+    with pytest.raises(UnreadableBody, match="more than"):
+        read_parts(parts + b"--b\r\n\r\n\r\n--b--", MARK)
+
+
+def test_headers_that_never_end_are_refused() -> None:
+    with pytest.raises(UnreadableBody, match="headers"):
+        read_parts(b"--b\r\nA: " + b"x" * 20_000 + b"\r\n\r\n\r\n--b--", MARK)
+
+
+def test_a_long_text_field_keeps_its_size() -> None:
+    (part,) = read_parts(b"--b\r\n\r\n" + b"x" * 200_000 + b"\r\n--b--", MARK)
+    assert len(part_text(part)) == 200_000

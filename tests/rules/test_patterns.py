@@ -1,0 +1,96 @@
+"""Path patterns, and which path they see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette._utils import get_route_path
+
+from gpu_admission.rules.patterns import Patterns, route_path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        ("/v1/chat", ["/v1/chat"], ["/v1/chats", "/v1/chat/x", "/x/v1/chat", "/V1/chat", ""]),
+        ("/v1/chat/", ["/v1/chat"], ["/v1"]),
+        ("/v1/*", ["/v1/chat", "/v1/a.b"], ["/v1/chat/x", "/v1"]),
+        ("/*/chat", ["/v1/chat", "/v2/chat"], ["/chat", "/a/b/chat"]),
+        ("/v1/**", ["/v1/chat", "/v1/a/b/c"], ["/v1", "/v2/x"]),
+        ("**/generate", ["/generate", "/a/b/generate"], ["/generate/x", "/regenerated"]),
+        ("**", ["/", "/a/b"], []),
+        ("/", ["/"], ["/x"]),
+        ("/a.b+c", ["/a.b+c"], ["/aXb+c", "/a.bbc"]),
+        ("/models/*:predict", ["/models/m:predict"], ["/models/a/b:predict", "/models/m"]),
+    ],
+)
+def test_a_pattern_matches_the_whole_path(pattern: str, matching: list[str], others: list[str]) -> None:
+    patterns = Patterns([pattern], name="routes")
+    assert [patterns.match(path) for path in matching] == [pattern] * len(matching)
+    assert [patterns.match(path) for path in others] == [None] * len(others)
+
+
+def test_the_first_pattern_that_matches_is_the_one() -> None:
+    patterns = Patterns(["/a/b", "/a/*", "**"], name="routes")
+    assert [patterns.match(path) for path in ("/a/b", "/a/c", "/d")] == ["/a/b", "/a/*", "**"]
+
+
+def test_a_path_that_ends_in_a_line_feed_is_the_routers_path_without_it() -> None:
+    """Starlette's own expressions end in ``$``, which matches before it."""
+    patterns = Patterns(["/work", "/v1/*"], name="routes")
+    assert patterns.match("/work\n") == "/work"
+    assert patterns.match("/v1/x\n") == "/v1/*"
+    assert patterns.match("/work\n\n") is None
+    assert patterns.match("\n/work") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "root_path", "seen"),
+    [
+        ("/api/work", "/api", "/work"),
+        ("/work", "/api", "/work"),
+        ("/api", "/api", "/"),
+        ("/apiary", "/api", "/apiary"),
+        ("/work/", "", "/work"),
+        ("/work//", "", "/work"),
+        ("/api/", "/api", "/"),
+        ("", "", "/"),
+        ("/", "", "/"),
+        ("///", "", "/"),
+        ("//work", "", "//work"),
+    ],
+)
+def test_the_path_is_the_one_that_the_router_sees(path: str, root_path: str, seen: str) -> None:
+    assert route_path(path, root_path) == seen
+
+
+PATHS = st.text(alphabet="/ab", max_size=8).map(lambda text: "/" + text)
+
+
+@given(path=PATHS, root_path=st.one_of(st.just(""), PATHS))
+def test_it_is_starlettes_path_but_for_slashes_at_the_end(path: str, root_path: str) -> None:
+    theirs = get_route_path({"path": path, "root_path": root_path})
+    assert route_path(path, root_path) == (theirs.rstrip("/") or "/")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "kind", "message"),
+    [
+        ("/x", TypeError, "must be a list of path patterns, not one text"),
+        (5, TypeError, "must be a list of path patterns, not int"),
+        ([b"/x"], TypeError, "must hold path patterns as text"),
+        (["x"], ValueError, "must start with"),
+        (["*"], ValueError, "must start with"),
+        (["*/x"], ValueError, "must start with"),
+        ([""], ValueError, "must start with"),
+    ],
+)
+def test_what_is_no_pattern_is_refused_with_the_name_of_the_setting(
+    patterns: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        Patterns(patterns, name="exclude")
+    assert "exclude" in str(caught.value)
