@@ -33,7 +33,7 @@ from gpu_admission.guards.verdict import Verdict
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.rules.misfits import misfits
 from gpu_admission.runtime.loop import call_soon, is_running, running_loop
-from gpu_admission.settings import Options, Settings, check_number
+from gpu_admission.settings import Options, Settings, checks
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Event, Observer, Outcome, Snapshot, Waiting
 
@@ -83,8 +83,8 @@ class Admission:
         self._live()
         if settings.strict:
             self._check_sizes()
-        for estimator in self.metering.estimators():
-            self.bind(estimator)
+        for each in self.metering.estimators():
+            self.bind(each)
         for observer in (*settings.observers, *self._own_observers()):
             self.observe(observer)
 
@@ -547,7 +547,8 @@ class Admission:
         charged = parse_bytes(size, name="size")
         if not charged:
             raise ValueError("size must be above 0 bytes")
-        check_number("timeout", timeout, optional=True)
+        if timeout is not None:
+            checks.number("timeout", timeout)
         return LeaseContext(self, Estimate(charged), self.lane_index(lane), flow, timeout)
 
     @overload
@@ -574,11 +575,10 @@ class Admission:
         name = type(error).__name__
         if not isinstance(error, Exception):
             return "client", name
-        classify = self.settings.classify
-        if classify is None:
-            from gpu_admission.guards.classify import classify
+        from gpu_admission.guards.classify import classify
+
         try:
-            kind = classify(error)
+            kind = (self.settings.classify or classify)(error)
         except Exception:
             logger.exception("classify failed on %s: it counts as an error", name)
             return "error", name

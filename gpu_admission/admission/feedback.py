@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpu_admission.budget.ledger import Ledger
-from gpu_admission.request import Estimator, RequestInfo
+from gpu_admission.request import RequestInfo
 from gpu_admission.types import Estimate
 
 if TYPE_CHECKING:
@@ -37,8 +37,3 @@ class Lesson:
             peak = self._meter.peak() - self._before
         if peak is not None and lease.outcome[0] == "ok":
             self._estimator.observe(self._route, self._estimate, peak)
-
-
-def learns(estimator: Estimator | None) -> bool:
-    """Whether ``estimator`` wants to be told."""
-    return all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
