@@ -21,7 +21,7 @@ from gpu_admission.devices.capacity import (
 )
 from gpu_admission.devices.torch import empty_cache
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import DeviceReading, Outcome
+from gpu_admission.types import DeviceReading, Limit, Outcome
 
 CONFIRMED_BY = 2
 """Readings in a row that must agree before a ceiling rises; a lower one counts at once."""
@@ -39,11 +39,6 @@ class MemoryGuard:
     """
 
     name = "memory"
-    needs_readings = True
-    restart_only = False
-    retry_at: float | None = None
-    trials: int | None = None
-    clamp: float | None = None
 
     def __init__(
         self,
@@ -69,7 +64,6 @@ class MemoryGuard:
         self._stale_after = stale_after
         self._when_stale = when_stale
         self.reason = ""
-        self.action: Callable[[], object] | None = None
         self._baseline: Baseline | None = None
         self._reserve = 0
         self._margin = 0.0
@@ -89,7 +83,7 @@ class MemoryGuard:
 
     def ceiling(
         self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-    ) -> int | None:
+    ) -> int | Limit | None:
         """Bytes that leases may hold by the latest readings; ``None`` where that is all of it."""
         if not readings:
             return None
@@ -101,8 +95,11 @@ class MemoryGuard:
         if self._verdict is None or age > self._stale_after:
             return self._blind(last[-1], age)
         size, self.reason = self._verdict
-        self._ask_for_memory(last[-1], size, now)
-        return size if self.reason else None
+        if not self.reason:
+            return None
+        if self._wants_memory(last[-1], size, now):
+            return Limit(bytes=size, reason=self.reason, action=self._reclaim)
+        return size
 
     def _weigh(self, last: Sequence[DeviceReading]) -> tuple[int, str] | None:
         """The lowest ceiling by the ``last`` readings, and why; ``None`` = none of them tells."""
@@ -158,14 +155,16 @@ class MemoryGuard:
             return ""
         return f"{format_bytes(free + cache)} are free, below the watermark of {format_bytes(level)}"
 
-    def _ask_for_memory(self, reading: DeviceReading, size: int, now: float) -> None:
-        if self._reclaim is None or not self.reason or size > max(1, reading.held or 0):
-            return
+    def _wants_memory(self, reading: DeviceReading, size: int, now: float) -> bool:
+        """Whether ``reclaim`` is to be called now: nothing more could start, and it is not too soon."""
+        if self._reclaim is None or size > max(1, reading.held or 0):
+            return False
         if reusable_cache(reading) == 0 and self._reclaim is empty_cache:
-            return
-        if now - self._reclaimed_at >= self._cool_down:
-            self._reclaimed_at = now
-            self.action = self._reclaim
+            return False
+        if now - self._reclaimed_at < self._cool_down:
+            return False
+        self._reclaimed_at = now
+        return True
 
     def _blind(self, reading: DeviceReading, age: float) -> int | None:
         why = reading.error or "the device does not tell its memory"

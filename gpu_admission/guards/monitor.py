@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpu_admission.guards.device import DeviceGuard
 from gpu_admission.guards.verdict import Verdict, is_news
 from gpu_admission.guards.watched import Kind, Watched
 from gpu_admission.settings import Settings
@@ -268,7 +269,7 @@ def _given_devices(settings: Settings) -> tuple[Device, ...]:
     wanted = settings.guards or settings.on_fault != "close"
     if keys or not wanted or not isinstance(settings.capacity, int):
         return tuple(settings.devices)
-    reader = next((g.name for g in settings.guards or () if getattr(g, "needs_readings", False)), None)
+    reader = next((g.name for g in settings.guards or () if isinstance(g, DeviceGuard)), None)
     if reader is not None:
         raise ValueError(
             f"guards: {reader!r} reads a device, and capacity in bytes says of which: give devices=[...] too"
