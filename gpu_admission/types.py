@@ -75,6 +75,8 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     usable: int | None = None
     """What may be planned with, where that is less than ``total`` (half of a WDDM card)."""
+    allowance: int | None = None
+    """Most that this process may use, where it has a limit of its own (CUDA MPS)."""
     used: int | None = None
     """By everyone on the device."""
     free: int | None = None

@@ -98,9 +98,18 @@ def room(reading: DeviceReading, baseline: Baseline, *, peak: int = 0) -> int | 
     withheld = 0 if reading.usable is None else max(0, reading.total - reading.usable)
     if baseline.source is None or baseline.resident is None:
         unexplained = max(baseline.used, reading.total - free - peak)
-        return max(0, reading.total - withheld - unexplained)
+        return _within(reading, reading.total - withheld - unexplained, 0)
     own: int | None = getattr(reading, baseline.source)
-    return None if own is None else max(0, free + own - baseline.resident - withheld)
+    if own is None:
+        return None
+    return _within(reading, free + own - baseline.resident - withheld, baseline.resident)
+
+
+def _within(reading: DeviceReading, space: int, resident: int) -> int:
+    """``space``, at most what this process's own limit leaves beside what it keeps."""
+    if reading.allowance is not None:
+        space = min(space, reading.allowance - resident)
+    return max(0, space)
 
 
 def ceiling(
@@ -156,6 +165,8 @@ def _terms(reading: DeviceReading, baseline: Baseline, kept: int, margin: float)
     terms = [f"{format_bytes(total)} total", f"- {format_bytes(kept)} reserve"]
     if reading.usable is not None and reading.usable < total:
         terms.append(f"- {format_bytes(total - reading.usable)} not to be relied on")
+    if reading.allowance is not None:
+        terms.append(f"within {format_bytes(reading.allowance)} that this process may use")
     if baseline.source is None or baseline.resident is None:
         terms.append(f"- {format_bytes(baseline.used)} in use (whose is not told)")
     else:

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpu_admission.devices import torch as torch_devices
 from gpu_admission.devices.host import HostMemory
+from gpu_admission.devices.mps import allowance
 from gpu_admission.devices.nvml_cards import (
     cuda_index,
     find_handle,
@@ -145,6 +146,7 @@ class _Found:
         self.lost = False
         """The library, or the card, has stopped answering."""
         self._share = wddm_share if is_wddm(nvml, self._card) else None
+        self._allowance = allowance(self.cuda_index, env)
         self._watch = FaultWatch(nvml, self._card)
         self._missing: list[str] = []
         self._gone: tuple[str, ...] = ()
@@ -186,6 +188,8 @@ class _Found:
         fields = {"total": memory.total, "free": memory.free, "used": memory.used}
         if self._share is not None:
             fields["usable"] = int(memory.total * self._share)
+        if self._allowance is not None:
+            fields["allowance"] = self._allowance
         fields["ours"] = self._ask("processes", self._ours)
         fields |= self._allocator(0)
         return fields

@@ -17,9 +17,12 @@ FIRST_PID_NAMESPACE = 0xEFFFFFFC
 
 
 def our_bytes(processes: Iterable[Any], *, root: Path = Path("/")) -> int | None:
-    """Bytes of this process and its children; ``None`` where the driver does not tell."""
+    """Bytes of this process and its children; ``None`` where the driver does not tell.
+
+    A process that is listed with 0 bytes is one whose memory is not told: no context takes none.
+    """
     mine: list[int | None] = [p.usedGpuMemory for p in processes if _is_ours(p.pid, root)]
-    told = [size for size in mine if size is not None]
+    told = [size for size in mine if size]
     if len(told) < len(mine) or (not mine and not _sees_all_processes(root)):
         return None
     return sum(told)
