@@ -9,8 +9,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_admission import Admission
+from gpu_admission.testing import look
 from gpu_admission.types import DeviceReading, Limit, Outcome
+
+__all__ = ["Card", "HandClock", "Opinion", "look"]
 
 
 class HandClock:
@@ -98,11 +100,3 @@ class Opinion:
     def __deepcopy__(self, memo: object) -> Opinion:
         """The test keeps its hold on it."""
         return self
-
-
-def look(admission: Admission, times: int = 1) -> None:
-    """Let ``admission`` look at its devices."""
-    readings = admission.monitor.readings
-    assert readings is not None
-    for _ in range(times):
-        readings.step()
