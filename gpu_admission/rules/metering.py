@@ -16,7 +16,6 @@ import numbers
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpu_admission.admission.feedback import learns
 from gpu_admission.bodies.large import is_large, read_aside
 from gpu_admission.errors import Rejected
 from gpu_admission.request import Dialect, Estimator, RequestInfo
@@ -38,7 +37,8 @@ class Rule:
         self.estimator = estimator
         self.dialect = dialect
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
-        self.learns = learns(estimator)
+        self.learns = all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
+        """Whether the estimator wants to know what requests really took."""
 
 
 class Fixed:
