@@ -7,13 +7,15 @@ somebody waits: bytes that come back to an idle budget say nothing about how fas
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from gpu_admission.budget.lanes import LaneState
     from gpu_admission.budget.ledger import Ledger
 
 _MEMORY = 30.0
+Rate: TypeAlias = tuple[float, float, float | None]
+"""What a ``DrainRate`` remembers, to be written down."""
 
 
 class DrainRate:
@@ -43,6 +45,13 @@ class DrainRate:
         """Bytes a second; ``None`` until two leases have ended while others waited."""
         return self._bytes / self._busy if self._busy > 0 and self._bytes > 0 else None
 
+    def dump(self) -> Rate:
+        """All that ``load`` needs to go on from here."""
+        return self._bytes, self._busy, self._last
+
+    def load(self, state: Rate) -> None:
+        self._bytes, self._busy, self._last = state
+
     def seconds(self, size: int) -> float | None:
         """Seconds until ``size`` bytes have come back."""
         rate = self.rate
@@ -64,8 +73,8 @@ def seconds_to_start(ledger: Ledger, lane: LaneState, size: int, ahead: int, now
         return 0.0
     if head is None or not ahead:
         return drain.seconds(missing if missing > 0 else size)
-    if may_run and ledger.max_bypass and size <= ledger._sizes.beside(head.bytes):
-        held_back = ledger._is_due(head, now)
+    if may_run and ledger.max_bypass and size <= ledger.sizes.beside(head.bytes):
+        held_back = ledger.is_due(head, now)
         return drain.seconds(max(0, head.bytes - room) + size if held_back else max(0, missing))
     line = lane.outflow.seconds(ahead)
     own = drain.seconds(size)

@@ -25,6 +25,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from gpu_admission.budget.account import Account
 from gpu_admission.budget.forecast import DrainRate, seconds_to_start
 from gpu_admission.budget.lanes import Lane, LaneState
 from gpu_admission.budget.placement import Placement, most_free
@@ -33,32 +34,6 @@ from gpu_admission.budget.ticket import ENDED, GRANTED, REFUSED, WAITING, Ticket
 
 _NOBODY: tuple[Ticket, ...] = ()
 _NO_LIMIT = 1 << 63
-
-
-class Account:
-    """One device's bytes."""
-
-    __slots__ = ("capacity", "ceiling", "in_use", "limit", "max_running", "running")
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.ceiling: int | None = None
-        self.limit = capacity
-        """What may be held now: the smaller of capacity and ceiling."""
-        self.in_use = 0
-        self.running = 0
-        self.max_running: float = math.inf
-        """Leases that may run on it at once; a breaker that tries it out sets a small one."""
-
-    @property
-    def free(self) -> int:
-        """Bytes that may start here now; below 0 when nothing may."""
-        return self.limit - self.in_use if self.running < self.max_running else -1
-
-    def allow(self, capacity: int, ceiling: int | None) -> None:
-        self.capacity = capacity
-        self.ceiling = ceiling
-        self.limit = capacity if ceiling is None else max(0, min(capacity, ceiling))
 
 
 class Ledger:
@@ -95,8 +70,8 @@ class Ledger:
         self.peak = 0
         self.grants = 0
         self.drain = DrainRate()
-        self._sizes = SmallSizes() if small is None else small
-        self._note = self._sizes.note
+        self.sizes = SmallSizes() if small is None else small
+        self._note = self.sizes.note
         self._share_out()
 
     # what is asked of it
@@ -185,11 +160,33 @@ class Ledger:
         self.max_running = 0
         return self.refuse_all(now)
 
+    def reopen(self, max_running: int | None, now: float) -> Sequence[Ticket]:
+        """Undo ``close``."""
+        self.closed = False
+        return self.run_at_most(max_running, now)
+
     def refuse_all(self, now: float) -> Sequence[Ticket]:
         """Send all who wait away; returns them."""
         refused = self._all_waiting()
         self._refuse(refused, now)
         return refused
+
+    def refuse(self, tickets: Sequence[Ticket], now: float) -> Sequence[Ticket]:
+        """Send those of ``tickets`` that wait away. Returns them, and those that were granted by it."""
+        refused = [ticket for ticket in tickets if ticket.state is WAITING]
+        self._refuse(refused, now)
+        return [*refused, *self._dispatch(now)]
+
+    def resume(self, tickets: Sequence[Ticket]) -> None:
+        """``tickets`` hold their bytes already: count them, as when a ledger is made again."""
+        for ticket in tickets:
+            account = self.accounts[ticket.device]
+            account.in_use += ticket.bytes
+            account.running += 1
+            self.lanes[ticket.lane].resume(ticket)
+            self.running += 1
+            self.in_use += ticket.bytes
+        self._share_out()
 
     def run_at_most(self, max_running: int | None, now: float) -> Sequence[Ticket]:
         if not self.closed:
@@ -223,12 +220,12 @@ class Ledger:
     @property
     def usual(self) -> int:
         """The median of the sizes asked lately; 0 while nothing was."""
-        return self._sizes.median
+        return self.sizes.median
 
     @property
     def asked(self) -> Sequence[int]:
         """Sizes asked lately, oldest first."""
-        return self._sizes.asked
+        return self.sizes.asked
 
     def forecast(self, size: int, now: float, *, lane: int = 0, flow: Any = None) -> float | None:
         """Seconds that ``size`` bytes would wait if they came now; ``None`` while nothing has drained."""
@@ -360,7 +357,7 @@ class Ledger:
             inside = self._is_guaranteed(lane, head)
             if head.bytes <= room and (first is None or inside):
                 return head
-            due = self._is_due(head, now)
+            due = self.is_due(head, now)
             if due and head.bytes > self._most - (self._promised - lane.guaranteed):
                 return None
             first = first or head
@@ -384,23 +381,23 @@ class Ledger:
     def _is_guaranteed(self, lane: LaneState, head: Ticket) -> bool:
         return lane.in_use + head.bytes <= lane.guaranteed
 
-    def _is_due(self, head: Ticket, now: float) -> bool:
+    def is_due(self, head: Ticket, now: float) -> bool:
         return head.passed >= self.max_bypass or now - head.head_since >= self.max_bypass_wait
 
     def _small_one(
         self, order: Sequence[LaneState], room: int, first: Ticket | None, claimed: bool, now: float
     ) -> Ticket | None:
-        self._sizes.look()
+        self.sizes.look()
         for lane in order:
             head = lane.head
             assert head is not None
             holds_nobody = head.bytes > self._most
-            if not holds_nobody and self._is_due(head, now):
+            if not holds_nobody and self.is_due(head, now):
                 continue
             gap = lane.guaranteed if claimed else lane.limit
             size = min(room, gap - lane.in_use)
             if first is not None or not holds_nobody:
-                size = min(size, self._sizes.beside((first or head).bytes))
+                size = min(size, self.sizes.beside((first or head).bytes))
             ticket = lane.small(size)
             if ticket is not None:
                 return ticket

@@ -1,27 +1,27 @@
 """An admission's devices and guards: what was measured, and what is safe now, as limits on its ledger.
 
 Owns the capacity that is measured at start, the readings loop, and each device's own copy
-of each guard. The limits are applied through ``apply``; who may start under them is decided
-in the ledger. Nothing here runs while requests are served, but for a note of how each ended.
+of each guard. The limits are put on the ledger; who may start under them is decided there.
+Nothing here runs while requests are served, but for a note of how each ended.
 
-Threads: guards are asked under the admission's own lock, and what they say is in force
-before it is let go, so that verdicts can't overtake one another. The locks of measuring and
-of reading are taken before it, never inside it; no driver is ever asked under it.
+Threads: guards are asked in a turn of the ledger, and what they say is in force before it
+ends, so that verdicts can't overtake one another. The locks of measuring and of reading are
+taken before it, never inside it; no driver is ever asked under it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from gpu_admission.guards.device import DeviceGuard
 from gpu_admission.guards.verdict import Verdict, is_news
 from gpu_admission.guards.watched import Kind, Watched
+from gpu_admission.runtime import clock
 from gpu_admission.settings import Settings
 from gpu_admission.types import Device, DeviceReading, Guard
 
@@ -29,34 +29,47 @@ if TYPE_CHECKING:
     from gpu_admission.devices import Capacity, Readings
 
 logger = logging.getLogger("gpu_admission")
-_monotonic = time.monotonic
 _URGENT = frozenset({"oom", "fault"})
 _MEASURED_AGAIN_IN = 5.0
 """Seconds that a refusal asks to wait while a capacity can't be measured; each reading tries anew."""
 
-Apply = Callable[[int, Verdict, int | None], object]
-"""``(device index, verdict, measured bytes or None)``: puts them into force. Called under the lock."""
+
+class Limited(Protocol):
+    """The ledger that limits are put on: in a ``with`` block one change at a time."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, *error: object) -> None: ...
+
+    def held(self, device: int) -> tuple[int, int]:
+        """What ``device`` has in all, and how much of it leases hold."""
+        ...
+
+    def allow(
+        self,
+        device: int,
+        *,
+        capacity: int | None = None,
+        ceiling: int | None = None,
+        max_running: int | None = None,
+    ) -> None: ...
+
+    def refuse_all(self) -> None: ...
 
 
 class Monitor:
-    """Watches the devices of one admission and tells ``apply`` what follows.
+    """Watches the devices of one admission, and limits its ledger by what follows.
 
-    ``lock`` is the admission's; ``held(index) -> (capacity, bytes held)`` asks its ledger.
-    Construction touches no driver. Raises ``TypeError``/``ValueError`` for settings that
-    can't work together.
+    ``devices`` as ``given_devices`` has them. Construction touches no driver. Raises
+    ``TypeError``/``ValueError`` for settings that can't work together.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        lock: threading.RLock,
-        apply: Apply,
-        held: Callable[[int], tuple[int | None, int | None]],
-    ) -> None:
+    def __init__(self, settings: Settings, devices: Sequence[Device], ledger: Limited) -> None:
         self._settings = settings
-        self._lock = lock
-        self._apply = apply
-        self._held = held
+        self._ledger = ledger
+        self.closed: Verdict | None = None
+        """Why nothing may start: every device is closed. The one that opens first tells."""
+        self.trying: Verdict | None = None
+        """Why nothing may wait: every device is closed, or tried out by a few requests at a time."""
         self._measuring = threading.Lock()
         self._aside: threading.Thread | None = None
         self._measures = not isinstance(settings.capacity, int)
@@ -64,18 +77,23 @@ class Monitor:
         """How the device was found, for the log."""
         self.is_measured = not self._measures
         """Whether there is nothing to measure, or it was tried."""
-        self._watch(_given_devices(settings))
+        self._watch(devices)
 
     def _watch(self, devices: Sequence[Device]) -> None:
         guards = _guards(self._settings)
         self._watched = [Watched(device, guards) for device in devices]
+        self._name()
         self.is_watching = bool(devices and guards)
         """Whether somebody learns from how leases end."""
         self.readings: Readings | None = None
         if devices:
             from gpu_admission.devices import Readings
 
-            self.readings = Readings(devices, self.review, leases=self._held)
+            self.readings = Readings(devices, self.review, leases=self._ledger.held)
+
+    def _name(self) -> None:
+        """What devices are called is known once drivers were asked for a reading; from then on it stays."""
+        self.names = tuple(device.name for device in self.devices) or ("device",)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -141,8 +159,7 @@ class Monitor:
             return
         logger.info("%s%s", measured.explanation, self._why)
         watched.begin(measured, overcommit)
-        watched.verdict = Verdict()
-        self._apply(index, watched.verdict, int(measured.bytes * overcommit))
+        self._enforce(index, Verdict(), int(measured.bytes * overcommit))
 
     def _measure_one(self, device: Device, reading: DeviceReading) -> Capacity:
         from gpu_admission.devices import measure
@@ -187,19 +204,29 @@ class Monitor:
 
     def review(self, index: int) -> None:
         """Ask the guards of device ``index`` again, and put what they say into force."""
-        with self._lock:
-            watched, now = self._watched[index], _monotonic()
+        with self._ledger:
+            watched, now = self._watched[index], clock.monotonic()
             if not watched.begun:
                 self._begin(index, now)
             verdict = self._verdict(index, now)
             if verdict == watched.verdict:
                 return
-            watched.verdict = verdict
-            self._apply(index, verdict, None)
-            capacity, _ = self._held(index)
-            if is_news(verdict, watched.told, capacity or 0):
+            self._enforce(index, verdict, None)
+            capacity, _ = self._ledger.held(index)
+            if is_news(verdict, watched.told, capacity):
                 watched.told = verdict
                 _log(watched.device, verdict)
+
+    def _enforce(self, index: int, verdict: Verdict, capacity: int | None) -> None:
+        """Put what the guards of device ``index`` say, and a ``capacity`` that was measured, into force."""
+        if not self.is_measured:
+            self._name()
+        self._watched[index].verdict = verdict
+        self.closed, self.trying = self._all_closed(), self._all_tried()
+        self._ledger.allow(index, capacity=capacity, ceiling=verdict.ceiling, max_running=verdict.trials)
+        if self.closed is not None:
+            # What comes now is refused at once: so is what came before.
+            self._ledger.refuse_all()
 
     def _verdict(self, index: int, now: float) -> Verdict:
         watched = self._watched[index]
@@ -207,7 +234,7 @@ class Monitor:
             return Verdict(0, "capacity", watched.failure, retry_at=now + _MEASURED_AGAIN_IN)
         if not watched.begun:
             return watched.verdict
-        capacity, held = self._held(index)
+        capacity, held = self._ledger.held(index)
         latest = self._latest(index)
         if latest and latest[-1].capacity != capacity:
             # It was measured, or changed, since that reading.
@@ -225,8 +252,7 @@ class Monitor:
         """
         return min((w.verdict.clamp for w in self._watched if w.verdict.clamp is not None), default=None)
 
-    def closed(self) -> Verdict | None:
-        """Why nothing starts on any device, by the first to open again; ``None`` where something may."""
+    def _all_closed(self) -> Verdict | None:
         verdicts = [watched.verdict for watched in self._watched]
         if not verdicts or any(verdict.ceiling != 0 for verdict in verdicts):
             return None
@@ -239,8 +265,7 @@ class Monitor:
             return None
         return max(verdicts, key=lambda verdict: verdict.ceiling or 0, default=None)
 
-    def trying(self) -> Verdict | None:
-        """Why nobody may wait: every device is closed, or tried out by a few requests at a time."""
+    def _all_tried(self) -> Verdict | None:
         verdicts = [watched.verdict for watched in self._watched]
         tried = [verdict for verdict in verdicts if verdict.trials is not None]
         if not tried or not all(v.ceiling == 0 or v.trials is not None for v in verdicts):
@@ -260,7 +285,7 @@ class Monitor:
         return () if self.readings is None else self.readings.latest(index)
 
 
-def _given_devices(settings: Settings) -> tuple[Device, ...]:
+def given_devices(settings: Settings) -> tuple[Device, ...]:
     """Those of the settings, or one to hang guards on that need no reading."""
     keys = [device.key for device in settings.devices]
     twice = next((key for key in keys if keys.count(key) > 1), None)

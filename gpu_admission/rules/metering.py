@@ -39,12 +39,8 @@ class Rule:
         self.estimator = estimator
         self.dialect = dialect
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
-        self.learns = learns(estimator)
-
-
-def learns(estimator: object) -> bool:
-    """Whether ``estimator`` takes feedback: what each request really took."""
-    return all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
+        self.learns = all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
+        """Whether the estimator wants to know what requests really took."""
 
 
 class Fixed:

@@ -191,7 +191,7 @@ class Audit:
 
     def _heads(self) -> dict[Ticket, bool]:
         """The heads now, and whether each is due."""
-        self.common = self.ledger._sizes.common
+        self.common = self.ledger.sizes.common
         heads = [lane.head for lane in self.ledger.lanes]
         return {head: self._comes_first(head) for head in heads if head is not None}
 
@@ -236,7 +236,7 @@ class Audit:
         """Bytes of the largest that may pass the first head; any may pass one above every ceiling."""
         if not heads and own.bytes > self._most():
             return math.inf
-        sizes = self.ledger._sizes
+        sizes = self.ledger.sizes
         first = heads[0] if heads else own
         return max(min(self.common, sizes.common), int(first.bytes * sizes._part))
 

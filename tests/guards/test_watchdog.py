@@ -21,6 +21,7 @@ class Admission:
         self.outcomes: list[Outcome] = []
         self.enough = enough
         self.done = anyio.Event()
+        self.endings = self
 
     def classify(self, error: BaseException) -> tuple[Any, str]:
         return classify(error) or "error", type(error).__name__
