@@ -99,7 +99,7 @@ class Endings:
             self.succeeded_at = now
         if lease.feedback is not None:
             lease.feedback.end(lease.peak, well=kind == "ok")
-        if self._monitor.is_watching:
+        if kind != "ok" or self._monitor.is_watching:
             self._monitor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, now)
 
     def resize(self, lease: Lease, size: int) -> None:
@@ -126,8 +126,7 @@ class Endings:
 
     def report_outcome(self, outcome: Outcome, device: int = 0) -> None:
         """Tell the guards of a device how work on it ended; leases do so by themselves."""
-        if self._monitor.is_watching:
-            self._monitor.ended(device, outcome.kind, outcome.bytes, outcome.error, outcome.at)
+        self._monitor.ended(device, outcome.kind, outcome.bytes, outcome.error, outcome.at)
 
     def classify(self, error: BaseException) -> tuple[Kind, str]:
         """How work that raised ``error`` ended, and the name of its class."""

@@ -13,12 +13,16 @@ leases would subtract it twice. Reading a device and acting on a ceiling are not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import DeviceReading
+
+CONFIRMED_BY = 2
+"""Readings in a row that must agree before more may be held; fewer bytes count at once."""
 
 
 class Baseline(msgspec.Struct, frozen=True):
@@ -130,6 +134,19 @@ def ceiling(
     if space is None:
         return None
     return min(capacity, int(max(0, space - reserve) * (1 - margin) * overcommit))
+
+
+def confirmed(readings: Sequence[DeviceReading], measured: Capacity) -> int | None:
+    """The bytes that leases may hold by each of the last readings, with the terms that were ``measured``.
+
+    ``None`` where there are fewer than ``CONFIRMED_BY``, or one of them does not tell.
+    """
+    last = readings[-CONFIRMED_BY:]
+    rooms = [room(reading, measured.baseline) for reading in last]
+    if len(last) < CONFIRMED_BY or any(space is None for space in rooms):
+        return None
+    space = min(space for space in rooms if space is not None)
+    return int(max(0, space - measured.reserve) * (1 - measured.margin))
 
 
 def measure(

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from gpu_admission.devices.capacity import (
+    CONFIRMED_BY,
     Baseline,
     Capacity,
     ceiling,
@@ -22,9 +23,6 @@ from gpu_admission.devices.capacity import (
 from gpu_admission.devices.torch import empty_cache
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import DeviceReading, Limit, Outcome
-
-CONFIRMED_BY = 2
-"""Readings in a row that must agree before a ceiling rises; a lower one counts at once."""
 
 
 class MemoryGuard:
@@ -104,7 +102,9 @@ class MemoryGuard:
     def _weigh(self, last: Sequence[DeviceReading]) -> tuple[int, str] | None:
         """The lowest ceiling by the ``last`` readings, and why; ``None`` = none of them tells."""
         self._learn(last)
-        limits = [self._limit(reading) for reading in last]
+        # The capacity in force: one that has changed since is in the newest reading only.
+        capacity = last[-1].total if last[-1].capacity is None else last[-1].capacity
+        limits = [self._limit(reading, capacity) for reading in last]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _learn(self, last: Sequence[DeviceReading]) -> None:
@@ -120,11 +120,10 @@ class MemoryGuard:
             # Memory of a lease that has just ended may not be back yet: the smaller is right.
             self._baseline = min(known, key=lambda baseline: (baseline.resident or 0, baseline.used))
 
-    def _limit(self, reading: DeviceReading) -> tuple[int, str] | None:
+    def _limit(self, reading: DeviceReading, capacity: int | None) -> tuple[int, str] | None:
         """The ceiling by one reading, and why it is below the capacity; ``None`` = it does not tell."""
         if self._baseline is None:
             return None
-        capacity = reading.total if reading.capacity is None else reading.capacity
         allowed = ceiling(
             reading,
             self._baseline,

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from gpu_admission.devices.capacity import confirmed
 from gpu_admission.guards.device import DeviceGuard
 from gpu_admission.guards.verdict import Verdict, is_news
 from gpu_admission.guards.watched import Kind, Watched
 from gpu_admission.runtime import clock
 from gpu_admission.settings import Settings
+from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Device, DeviceReading, Guard
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpu_admission")
 _URGENT = frozenset({"oom", "fault"})
+_WORTH_GROWING = 1.01
+"""A capacity that would grow by less stays as it is: readings tremble."""
 _MEASURED_AGAIN_IN = 5.0
 """Seconds that a refusal asks to wait while a capacity can't be measured; each reading tries anew."""
 
@@ -83,8 +87,8 @@ class Monitor:
         guards = _guards(self._settings)
         self._watched = [Watched(device, guards) for device in devices]
         self._name()
-        self.is_watching = bool(devices and guards)
-        """Whether somebody learns from how leases end."""
+        self.is_watching = bool(devices and guards) and not _only_fails(self._settings)
+        """Whether guards are to hear of every lease that ends; else the first failure begins it."""
         self.readings: Readings | None = None
         if devices:
             from gpu_admission.devices import Readings
@@ -184,7 +188,8 @@ class Monitor:
         if self.readings is not None:
             for index in range(len(self.devices)):
                 self.review(index)  # before the first request, not after the first reading
-            self.readings.start()
+            if self.is_watching:
+                self.readings.start()
 
     def stop(self) -> None:
         """Read no more, until ``start``."""
@@ -192,11 +197,17 @@ class Monitor:
             self.readings.stop()
 
     def ended(self, index: int, kind: Kind, size: int, error: str, at: float) -> None:
-        """Tell the guards of device ``index`` how work on it ended; only while ``is_watching``.
+        """Pass on to the guards of device ``index`` how work on it ended.
 
         Out of memory, and a fault, they hear at once, and everything while it is tried out;
         the rest with the next reading.
         """
+        if not self.is_watching:
+            if kind not in _URGENT or self.readings is None:
+                return
+            # From now on successes count too, and guards recover with time: both need the readings' tick.
+            self.is_watching = True
+            self.readings.start()
         watched = self._watched[index]
         watched.outcomes.append((kind, size, error, at))
         if kind in _URGENT or watched.verdict.trials is not None:
@@ -208,6 +219,7 @@ class Monitor:
             watched, now = self._watched[index], clock.monotonic()
             if not watched.begun:
                 self._begin(index, now)
+            self._grow(index)
             verdict = self._verdict(index, now)
             if verdict == watched.verdict:
                 return
@@ -216,6 +228,20 @@ class Monitor:
             if is_news(verdict, watched.told, capacity):
                 watched.told = verdict
                 _log(watched.device, verdict)
+
+    def _grow(self, index: int) -> None:
+        """Raise a measured capacity where memory of others came back, as of a worker that was still dying."""
+        watched = self._watched[index]
+        if not self._measures or watched.measured is None:
+            return
+        size = confirmed(self._latest(index), watched.measured)
+        capacity, _ = self._ledger.held(index)
+        if size is None or size * self._settings.overcommit <= capacity * _WORTH_GROWING:
+            return
+        logger.info(
+            "%s: other processes left it: capacity is now %s", watched.device.name, format_bytes(size)
+        )
+        self._enforce(index, watched.verdict, int(size * self._settings.overcommit))
 
     def _enforce(self, index: int, verdict: Verdict, capacity: int | None) -> None:
         """Put what the guards of device ``index`` say, and a ``capacity`` that was measured, into force."""
@@ -291,8 +317,7 @@ def given_devices(settings: Settings) -> tuple[Device, ...]:
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise ValueError(f"devices: {twice} is there twice, and would be given out twice")
-    wanted = settings.guards or settings.on_fault != "close"
-    if keys or not wanted or not isinstance(settings.capacity, int):
+    if keys or settings.guards == () or not isinstance(settings.capacity, int):
         return tuple(settings.devices)
     reader = next((g.name for g in settings.guards or () if isinstance(g, DeviceGuard)), None)
     if reader is not None:
@@ -308,11 +333,17 @@ def _guards(settings: Settings) -> Sequence[Guard]:
     if settings.guards is None:
         from gpu_admission.guards import FaultGuard, MemoryGuard, OutOfMemoryGuard
 
-        return MemoryGuard(), OutOfMemoryGuard(), FaultGuard(on_fault=settings.on_fault)
+        learning = OutOfMemoryGuard(), FaultGuard(on_fault=settings.on_fault)
+        return learning if _only_fails(settings) else (MemoryGuard(), *learning)
     if settings.on_fault != "close":
         raise ValueError("on_fault is for the guards that guards=None gives: use FaultGuard(on_fault=...)")
     guards: Sequence[Guard] = settings.guards
     return guards
+
+
+def _only_fails(settings: Settings) -> bool:
+    """Whether guards have nothing to read: they learn from failures, and cost nothing before the first."""
+    return settings.guards is None and not settings.devices and isinstance(settings.capacity, int)
 
 
 def _opens_at(verdict: Verdict) -> tuple[bool, float]:

@@ -38,6 +38,8 @@ class Watched:
         """Not shown to the guards yet."""
         self.begun = False
         """Its capacity is known, and its guards are asked."""
+        self.measured: Capacity | None = None
+        """As it was found at the start; ``None``: it was given in bytes."""
         self.failure = ""
         """Why its capacity can't be measured."""
         self.failing: set[str] = set()
@@ -49,6 +51,7 @@ class Watched:
 
     def begin(self, measured: Capacity | None, overcommit: float) -> None:
         self.begun = True
+        self.measured = measured
         self.failure = ""
         for guard in self.guards:
             try:

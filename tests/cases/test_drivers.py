@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
-from gpu_admission import Admission, DeviceReading, Estimate
+from gpu_admission import Admission, DeviceReading, Estimate, Unavailable
 from gpu_admission.devices.mps import allowance
 from gpu_admission.devices.nvml_processes import our_bytes
 from gpu_admission.devices.plausible import plausible
@@ -137,3 +138,69 @@ async def test_n34_a_measured_capacity_stays_within_the_limit_of_an_mps_client(b
     )
     await admission.begin()
     assert admission.snapshot().capacity == 4710 * 2**20 - GIB
+
+
+async def test_n21_capacity_follows_foreign_memory_up_once_it_is_confirmed(by_hand: HandClock) -> None:
+    """Started while the last worker was still dying: 22 GiB of its memory come back."""
+    foreign = 22
+
+    def facts() -> dict[str, int]:
+        own = {"ours": 8 * GIB, "reserved": 8 * GIB, "allocated": 8 * GIB}
+        return {"total": 80 * GIB, "free": (72 - foreign) * GIB, "used": (8 + foreign) * GIB, **own}
+
+    admission = Admission(
+        devices=[Told(by_hand, facts)], capacity="100%", margin=0, estimator=Constant(GIB), guards=None
+    )
+    await admission.begin()
+    assert admission.snapshot().ceiling == 50 * GIB
+    foreign = 0
+    look(admission)
+    assert admission.snapshot().ceiling == 50 * GIB, "one reading may be noise"
+    look(admission)
+    assert admission.snapshot().ceiling == admission.snapshot().capacity == 72 * GIB
+    foreign = 10
+    look(admission)
+    assert admission.snapshot().ceiling == 62 * GIB
+
+
+async def test_a_capacity_that_was_set_by_hand_does_not_grow(by_hand: HandClock) -> None:
+    facts = {"total": 80 * GIB, "free": 72 * GIB, "used": 8 * GIB, "ours": 8 * GIB}
+    admission = Admission(devices=[Told(by_hand, lambda: facts)], estimator=Constant(GIB))
+    await admission.begin()
+    admission.resize("10GiB")
+    look(admission, 3)
+    assert admission.snapshot().capacity == 10 * GIB
+
+
+async def test_guards_that_need_no_readings_are_on_with_a_capacity_in_bytes(by_hand: HandClock) -> None:
+    """Five out-of-memory errors in a row are never silent."""
+    admission = Admission(capacity="20GiB", estimator=Constant(GIB))
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            async with admission.lease(GIB):
+                raise MemoryError
+    snapshot = admission.snapshot()
+    assert snapshot.closed_by == "out-of-memory"
+    with pytest.raises(Unavailable, match="guard 'out-of-memory' lets nothing start"):
+        async with admission.lease(GIB):
+            pass
+    by_hand.pass_(30)
+    look(admission)
+    async with admission.lease(GIB):
+        pass
+    by_hand.pass_(200)
+    look(admission)
+    assert admission.snapshot().ceiling == 20 * GIB
+
+
+async def test_until_something_fails_nothing_is_read_and_no_thread_runs() -> None:
+    before = threading.active_count()
+    admission = Admission(capacity=100, estimator=1)
+    async with admission.lease(1):
+        pass
+    assert threading.active_count() == before
+    with pytest.raises(MemoryError):
+        async with admission.lease(1):
+            raise MemoryError
+    assert admission.snapshot().ceiling == 80
+    await admission.aclose()

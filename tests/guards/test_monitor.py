@@ -476,8 +476,18 @@ def test_a_guard_that_reads_a_device_needs_one(guard: Any) -> None:
 def test_on_fault_is_for_the_default_guards_and_brings_them() -> None:
     with pytest.raises(ValueError, match=r"use FaultGuard\(on_fault=\.\.\.\)"):
         watched(capacity=100, guards=[OutOfMemoryGuard()], on_fault="exit")
-    assert watched(capacity=100, on_fault="exit").monitor.is_watching
-    assert not watched(capacity=100).monitor.is_watching
+    told: list[str] = []
+    called = threading.Event()
+
+    def on_fault(reason: str) -> None:
+        told.append(reason)
+        called.set()
+
+    admission = watched(capacity=100, on_fault=on_fault)
+    admission.endings.report_outcome(Outcome("fault", 1, "Xid"))
+    assert admission.snapshot().closed_by == "fault"
+    assert called.wait(30)
+    assert told == ["a request failed with Xid"]
 
 
 def test_a_guard_that_can_not_be_copied_is_refused(by_hand: HandClock) -> None:

@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from gpu_admission.guards import FaultGuard, OutOfMemoryGuard, classify
@@ -97,6 +98,9 @@ async def test_a_probe_that_hangs_is_an_error_and_then_a_fault_and_takes_one_thr
     finally:
         let_go.set()
     assert kinds[:4] == ["error", "error", "fault", "fault"]
+    with anyio.fail_after(30):
+        while not started:  # its thread may be slow to start
+            await anyio.lowlevel.checkpoint()
     assert started == [1]
     assert admission.outcomes[0].error == "WatchdogTimeout"
 
