@@ -75,7 +75,7 @@ class Admission:
         if self._capacity != settings.capacity:
             self.monitor.fix_capacity()
         refusals = Refusals(settings, self.locked)
-        self.endings = Endings(settings, self.locked, self.monitor, self.events, refusals)
+        self.endings = Endings(self, settings, self.locked, self.monitor, self.events, refusals)
         self.startup = Startup(settings, self.metering, self.locked, self.monitor, self.events)
         self.entrance = Entrance(
             settings, self.locked, home, self.monitor, self.endings, self.events, refusals, self.startup

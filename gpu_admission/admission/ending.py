@@ -34,12 +34,14 @@ class Endings:
 
     def __init__(
         self,
+        admission: object,
         settings: Settings,
         locked: LockedLedger,
         monitor: Monitor,
         events: Events,
         refusals: Refusals,
     ) -> None:
+        self.admission = admission
         self.settings = settings
         self.lanes = tuple(lane.name for lane in settings.lanes)
         self.turn = locked.turn

@@ -6,7 +6,6 @@ is the edge's work (``http``), who may start the ledger's, waiting ``waiting``'s
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, TypedDict
 
 import anyio
@@ -23,11 +22,9 @@ from gpu_admission.admission.waiting import Deadline, Gone, Waiting
 from gpu_admission.budget.ticket import GRANTED, Ticket
 from gpu_admission.errors import Rejected
 from gpu_admission.guards.monitor import Monitor
-from gpu_admission.runtime.loop import Home, running_loop
+from gpu_admission.runtime.loop import Home, running_asyncio, running_loop
 from gpu_admission.settings import Settings
 from gpu_admission.types import Estimate
-
-_running_loop = asyncio._get_running_loop
 
 
 class Asked(TypedDict, total=False):
@@ -75,7 +72,7 @@ class Entrance:
         """The cheap checks, before a body is read. Raises ``Unavailable`` or ``QueueFull``."""
         if self._mode != "enforce":
             return
-        if _running_loop() is not self._home.loop:
+        if running_asyncio() is not self._home.loop:
             self._come_home()
         ledger = self._locked.ledger
         if ledger.closed:
@@ -103,7 +100,7 @@ class Entrance:
         """
         if self._mode != "enforce":
             return self._without_deciding(Ticket(estimate.bytes, lane, flow), estimate, route)
-        if _running_loop() is not self._home.loop:
+        if running_asyncio() is not self._home.loop:
             self._come_home()
         monitor, events = self._monitor, self._events
         if not monitor.is_measured:
@@ -138,7 +135,7 @@ class Entrance:
         if self._mode == "shadow":
             self._monitor.measure_aside()
         elif self._mode == "enforce" and not self._monitor.is_measured:
-            if _running_loop() is not self._home.loop:
+            if running_asyncio() is not self._home.loop:
                 self._come_home()
             await anyio.to_thread.run_sync(self._monitor.measure, limiter=self._measuring)
             self._startup.start()

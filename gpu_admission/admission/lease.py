@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import anyio
 
@@ -28,6 +28,8 @@ _numbers = itertools.count(1)
 class Issuer(Protocol):
     """What a lease asks of the admission that gave it."""
 
+    @property
+    def admission(self) -> Any: ...
     @property
     def settings(self) -> Settings: ...
     @property
@@ -84,6 +86,11 @@ class Lease:
         self.route = route
         self.number = next(_numbers)
         """Counts leases in this process; joins the events of one lease."""
+
+    @property
+    def admission(self) -> Any:
+        """The ``Admission`` that gave it."""
+        return self.issuer.admission
 
     @property
     def bytes(self) -> int:

@@ -389,7 +389,7 @@ async def test_a_lease_says_what_it_is() -> None:
     async with admission.lease("1GiB") as lease:
         assert repr(lease) == f"<Lease {lease.number} 1.00 GiB lane='default' open>"
         assert (lease.device, lease.device_index, lease.lane) == ("device", 0, "default")
-        assert lease.issuer is admission.endings
+        assert lease.admission is admission
         assert lease.estimate.bytes == 2**30
         lease.record_peak(5)
         lease.record_peak(3)

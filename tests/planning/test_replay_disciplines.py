@@ -101,8 +101,8 @@ def test_the_settings_reach_the_ledger() -> None:
     ledger = setup.ledger()
     assert ledger.capacity == 900
     assert ledger.lanes[0].max_waiting == 3
-    assert (ledger.max_running, ledger.max_bypass, ledger.max_bypass_wait) == (7, 5, 2.0)
-    assert disciplines()["fifo"].ledger(setup, trace(1)).max_bypass == 0
+    assert (ledger.max_running, ledger.order.max_bypass, ledger.order.max_bypass_wait) == (7, 5, 2.0)
+    assert disciplines()["fifo"].ledger(setup, trace(1)).order.max_bypass == 0
 
 
 def test_the_smaller_half_has_the_first_lane() -> None:
