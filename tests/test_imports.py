@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -128,7 +129,7 @@ def private_reaches(name: str, tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")
     }
     own |= {text.value for text in ast.walk(tree) if _is_text(text)}  # slots
-    own |= {node.target.id for node in ast.walk(tree) if _is_field(node)}
+    own |= {ast.unparse(node.target) for node in ast.walk(tree) if _is_field(node)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.endswith("__"):
             continue
@@ -139,11 +140,11 @@ def private_reaches(name: str, tree: ast.Module) -> Iterator[str]:
             yield f"{name}: {reach}"
 
 
-def _is_text(node: ast.AST) -> bool:
+def _is_text(node: ast.AST) -> TypeGuard[ast.Constant]:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def _is_field(node: ast.AST) -> bool:
+def _is_field(node: ast.AST) -> TypeGuard[ast.AnnAssign]:
     return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
 
 

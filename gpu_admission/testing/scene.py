@@ -17,6 +17,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from gpu_admission import Admission, GPUAdmission, current_lease
+from gpu_admission.runtime.loop import running_loop
 from gpu_admission.testing.calls import Call, answer, cost, read_body
 from gpu_admission.types import ASGIApp, Event, Receive, Scope, Send
 
@@ -146,4 +147,4 @@ async def scenario(app: ASGIApp = working, **settings: Any) -> AsyncIterator[Sce
 
 def _tasks() -> set[Any]:
     """All tasks of the loop; trio keeps its own books, and has no task that nobody waits for."""
-    return set(asyncio.all_tasks()) if asyncio._get_running_loop() is not None else set()
+    return set(asyncio.all_tasks()) if isinstance(running_loop(), asyncio.AbstractEventLoop) else set()
