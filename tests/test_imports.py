@@ -128,7 +128,7 @@ def private_reaches(name: str, tree: ast.Module) -> Iterator[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls")
     }
-    own |= {text.value for text in ast.walk(tree) if _is_text(text)}  # slots
+    own |= {str(text.value) for text in ast.walk(tree) if _is_text(text)}  # slots
     own |= {ast.unparse(node.target) for node in ast.walk(tree) if _is_field(node)}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.endswith("__"):
