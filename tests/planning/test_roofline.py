@@ -1,0 +1,62 @@
+"""The roofline against published throughput: each row with its source, in data/published_throughput.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_admission.estimators import ModelConfig
+from gpu_admission.planning.gpus import find_gpu
+from gpu_admission.planning.roofline import Roofline, engines
+from gpu_admission.planning.plan import roofline_of
+from gpu_admission.planning.weights import weights_of
+
+PUBLISHED = json.loads((Path(__file__).parent / "data" / "published_throughput.json").read_text())
+ROWS: list[dict[str, Any]] = PUBLISHED["rows"]
+WITHIN = 0.25
+
+
+def predicted(row: dict[str, Any]) -> float:
+    config = PUBLISHED["models"][row["model"]]
+    stored = row["weights"]
+    size = stored if "iB" in stored else None
+    model = ModelConfig.read(config)
+    weights = weights_of(config, model, dtype="f16" if size else stored, given=size)
+    card = roofline_of(
+        model, find_gpu(row["gpu"]), engines()[row["engine"]], weights, kv_dtype=row["cache"], eight_bit=stored == "fp8"
+    )
+    at_once = row["at_once"] or _fitting(card, row["prompt"] + row["new"])
+    return card.tokens_per_second(row["prompt"], row["new"], at_once)
+
+
+def _fitting(card: Roofline, tokens: int) -> int:
+    return int((card.gpu.room * card.engine.share - card.weights.bytes) / (card.cache * tokens))
+
+
+def off(row: dict[str, Any]) -> float:
+    return predicted(row) / row["tokens_per_second"] - 1
+
+
+def said(row: dict[str, Any]) -> str:
+    return f"{row['engine']}-{row['gpu']}-{row['model']}-{row['weights']}-{row['prompt']}+{row['new']}".replace(" ", "")
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "outside" not in row], ids=said)
+def test_the_plan_is_within_a_quarter_of_what_was_published(row: dict[str, Any]) -> None:
+    assert row["source"] in PUBLISHED["sources"]
+    assert abs(off(row)) <= WITHIN
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "outside" in row], ids=said)
+def test_rows_that_it_misses_are_named_with_what_may_be_why(row: dict[str, Any]) -> None:
+    assert row["outside"]
+    assert abs(off(row)) > WITHIN
+
+
+def test_nine_tenths_of_the_published_rows_are_met() -> None:
+    met = sum(abs(off(row)) <= WITHIN for row in ROWS)
+    assert met >= 12
+    assert met / len(ROWS) >= 0.9
