@@ -62,7 +62,11 @@ def find_gpu(name: str) -> Gpu:
     most = max((len(_words(gpu.name)) for gpu in inside), default=0)
     near = [gpu for gpu in inside if len(_words(gpu.name)) == most]
     near = near or [gpu for gpu in known if asked and asked <= _words(gpu.name)]
-    near = near or [gpu for gpu in known if any(not w.endswith("gb") for w in asked & _words(gpu.name))]
+    near = near or [
+        gpu
+        for gpu in known
+        if any(not w.isdigit() and not w.endswith("gb") for w in asked & _words(gpu.name))
+    ]
     if len(near) == 1 and (inside or asked <= _words(near[0].name)):
         return near[0]
     said = "may be several cards" if near else "is no card that is known"

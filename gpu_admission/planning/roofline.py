@@ -10,8 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gpu_admission.estimators import KVCache, ModelConfig
 from gpu_admission.planning.gpus import Gpu
 from gpu_admission.planning.weights import Weights
+from gpu_admission.types import Workload
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,3 +133,26 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
         """Bytes of the weights that a step of so many tokens reads: the experts that any of them picked."""
         idle = self.weights.every - self.weights.read
         return self.weights.every - idle * (idle / self.weights.every) ** (requests - 1)
+
+
+def roofline_of(
+    model: ModelConfig,
+    gpu: Gpu,
+    engine: Engine,
+    weights: Weights,
+    *,
+    kv_dtype: str,
+    eight_bit: bool = False,
+) -> Roofline:
+    """``model`` on ``gpu``, its cache stored as ``kv_dtype``."""
+    many = 4096
+    cache = KVCache.from_config(model, kv_dtype=kv_dtype).estimate(Workload(new_tokens=many))
+    return Roofline(
+        gpu=gpu,
+        engine=engine,
+        weights=weights,
+        layers=len(model.layers),
+        cache=cache.bytes // many,
+        width=model.heads * model.head_dim,
+        eight_bit=eight_bit,
+    )

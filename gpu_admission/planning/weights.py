@@ -61,7 +61,10 @@ def weights_of(
         size, says = found, "as stored beside the config"
     else:
         assert counted is not None
-        size, says = _stored(counted.total, counted.embeddings, bits), f"{counted.total:,} parameters, {stored}"
+        size, says = (
+            _stored(counted.total, counted.embeddings, bits),
+            f"{counted.total:,} parameters, {stored}",
+        )
     if counted is None:
         total = int(size * 8 / bits)
         return Weights(bytes=size, read=size, every=size, active=total, parameters=total, says=says)

@@ -19,7 +19,13 @@ KNOWN: list[tuple[str, dict[str, Any], int, int | None]] = [
     ),
     (
         "Llama-3.1-8B",
-        {**LLAMA, "hidden_size": 4096, "intermediate_size": 14336, "num_key_value_heads": 8, "vocab_size": 128256},
+        {
+            **LLAMA,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "vocab_size": 128256,
+        },
         8_030_261_248,
         None,
     ),

@@ -10,8 +10,7 @@ import pytest
 
 from gpu_admission.estimators import ModelConfig
 from gpu_admission.planning.gpus import find_gpu
-from gpu_admission.planning.roofline import Roofline, engines
-from gpu_admission.planning.plan import roofline_of
+from gpu_admission.planning.roofline import Roofline, engines, roofline_of
 from gpu_admission.planning.weights import weights_of
 
 PUBLISHED = json.loads((Path(__file__).parent / "data" / "published_throughput.json").read_text())
@@ -26,7 +25,12 @@ def predicted(row: dict[str, Any]) -> float:
     model = ModelConfig.read(config)
     weights = weights_of(config, model, dtype="f16" if size else stored, given=size)
     card = roofline_of(
-        model, find_gpu(row["gpu"]), engines()[row["engine"]], weights, kv_dtype=row["cache"], eight_bit=stored == "fp8"
+        model,
+        find_gpu(row["gpu"]),
+        engines()[row["engine"]],
+        weights,
+        kv_dtype=row["cache"],
+        eight_bit=stored == "fp8",
     )
     at_once = row["at_once"] or _fitting(card, row["prompt"] + row["new"])
     return card.tokens_per_second(row["prompt"], row["new"], at_once)
@@ -41,7 +45,11 @@ def off(row: dict[str, Any]) -> float:
 
 
 def said(row: dict[str, Any]) -> str:
-    return f"{row['engine']}-{row['gpu']}-{row['model']}-{row['weights']}-{row['prompt']}+{row['new']}".replace(" ", "")
+    return (
+        f"{row['engine']}-{row['gpu']}-{row['model']}-{row['weights']}-{row['prompt']}+{row['new']}".replace(
+            " ", ""
+        )
+    )
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if "outside" not in row], ids=said)

@@ -21,7 +21,13 @@ _EXPERT = (
     "ffn_config.ffn_hidden_size",
     "moe_ffn_hidden_size",
 )
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "ffn_config.moe_num_experts")
+_EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "ffn_config.moe_num_experts",
+)
 _SHARED = (
     "shared_expert_intermediate_size",
     "moe_shared_expert_intermediate_size",

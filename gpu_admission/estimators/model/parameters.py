@@ -66,9 +66,7 @@ def _latent(keys: Keys, attention: Attention, hidden: int, heads: int) -> int:
     into = heads * attention.key_dim
     queries = width * (hidden + into) if width else hidden * into
     expanded = heads * (attention.key_dim - attention.rope + attention.value_dim)
-    return (
-        queries + hidden * attention.latent + rank * expanded + heads * attention.value_dim * hidden
-    )
+    return queries + hidden * attention.latent + rank * expanded + heads * attention.value_dim * hidden
 
 
 def _has_bias(keys: Keys) -> bool:
