@@ -14,6 +14,11 @@ from importlib import import_module
 from typing import Final
 
 COMMANDS: Final = {
+    "plan": (
+        "gpu_admission.planning.plan_command",
+        "what a model leaves of a card, and which wait to expect",
+    ),
+    "calibrate": ("gpu_admission.planning.calibrate_command", "measure what requests take, and fit it"),
     "replay": ("gpu_admission.planning.replay_command", "compare ways to let recorded requests in"),
     "demo": ("gpu_admission.demo.command", "replay real traffic with and without a budget of bytes"),
 }

@@ -45,6 +45,12 @@ class Demand:
         """Requests a second; infinite where they come at once."""
         return float("inf") if self.at_once else len(self) / self.arrivals[-1]
 
+    def first(self, count: int) -> Demand:
+        """The first ``count`` of them."""
+        return replace(
+            self, arrivals=self.arrivals[:count], prompts=self.prompts[:count], news=self.news[:count]
+        )
+
     def faster(self, factor: float) -> Demand:
         """The same requests at ``factor`` times the rate."""
         return replace(self, arrivals=[arrival / factor for arrival in self.arrivals])

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache
+from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
 from gpu_admission.estimators import KVCache, ModelConfig, TransformersLM
 from gpu_admission.planning.demand import Demand
-from gpu_admission.planning.figures import percentile
 from gpu_admission.planning.roofline import Roofline
 from gpu_admission.types import Estimate, Workload
 
@@ -118,7 +118,7 @@ def make_plan(
 def charges(demand: Demand, estimator: Sized) -> Sequence[int]:
     """Bytes that each request of ``demand`` is charged."""
 
-    @lru_cache(maxsize=None)
+    @cache
     def charge(prompt: int, new: int) -> int:
         return estimator.estimate(Workload(prompt_tokens=prompt, new_tokens=new)).bytes
 
@@ -152,8 +152,8 @@ def _sizes(card: Roofline, demand: Demand, charged: Sequence[int], capacity: int
     late = by_size[max(0, -(-len(by_size) * 95 // 100) - 1)]
     rows = [("worst", by_size[-1]), ("p95", late)]
     exact = [_size(card, name, demand.prompts[i], demand.news[i], charged[i], capacity) for name, i in rows]
-    mean = (statistics.fmean(demand.prompts), statistics.fmean(demand.news), statistics.fmean(charged))
-    return [*exact, _size(card, "mean", *map(round, mean), capacity)]
+    prompt, new, size = (round(statistics.fmean(each)) for each in (demand.prompts, demand.news, charged))
+    return [*exact, _size(card, "mean", prompt, new, size, capacity)]
 
 
 def _size(card: Roofline, name: str, prompt: int, new: int, size: int, capacity: int) -> Size:
@@ -178,9 +178,11 @@ def _notes(demand: Demand, charged: Sequence[int], capacity: int) -> Sequence[st
     return (f"{over:,} of {len(demand):,} requests are larger than all the capacity, and would get 413",)
 
 
-def settings(plan: Plan, *, config: str, kv_dtype: str, wait: float) -> str:
+def settings(plan: Plan, *, config: str, kv_dtype: str, wait: float, costs: Path | None = None) -> str:
     """The lines of Python to paste."""
-    if plan.card.engine.pool:
+    if costs is not None:
+        name, estimator = "Linear", f'Linear.load("{costs}")'
+    elif plan.card.engine.pool:
         estimator = f'KVCache.from_config("{config}", kv_dtype="{kv_dtype}", block={BLOCK})'
         name = "KVCache"
     else:
@@ -196,8 +198,3 @@ def settings(plan: Plan, *, config: str, kv_dtype: str, wait: float) -> str:
         f"    timeout={wait:g},\n"
         ")"
     )
-
-
-def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, and the 95 % and 99 % quantiles."""
-    return percentile(values, 0.5), percentile(values, 0.95), percentile(values, 0.99)

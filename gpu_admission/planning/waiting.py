@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -22,7 +22,7 @@ from gpu_admission.planning.roofline import Roofline
 from gpu_admission.planning.trace import Trace
 
 _SLO = re.compile(r"\s*(?:(wait|answer)\s+)?p(\d{1,2})\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)?\s*")
-_STEPS = 12
+STEPS = 12
 """Halvings of a search: to a fortieth of a percent."""
 
 
@@ -109,12 +109,14 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     card: Roofline
     capacity: int
     charged: Sequence[int]
-    timeout: float = 30.0
-    max_waiting: int = 100
+    timeout: float = math.inf
+    max_waiting: int = 10**9
 
     def play(self, demand: Demand, discipline: str = "default") -> Played:
         """``demand`` under one of ``disciplines``; what could never fit counts as never answered."""
         fits = [i for i, size in enumerate(self.charged) if size <= self.capacity]
+        if not fits:
+            raise ValueError("no request of those that are asked fits the capacity")
         trace = self._trace(demand, fits)
         chosen = disciplines()[discipline]
         setup = Setup(capacity=self.capacity, timeout=self.timeout, max_waiting=self.max_waiting)
@@ -135,8 +137,6 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     def _trace(self, demand: Demand, fits: Sequence[int]) -> Trace:
         """Seconds alone are without the cache: the pace adds what is held."""
         step = self.card.step()
-        if not fits:
-            raise ValueError("no request fits")
         return Trace(
             arrivals=[demand.arrivals[i] for i in fits],
             sizes=[self.charged[i] for i in fits],
@@ -144,15 +144,23 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def largest_load(setting: Setting, demand: Demand, slo: Slo, *, most: float) -> float:
+def largest_load(
+    setting: Setting,
+    demand: Demand,
+    slo: Slo,
+    *,
+    most: float,
+    said: Callable[[str], None] = lambda text: None,
+) -> float:
     """Requests a second, at most ``most``, at which ``demand`` still keeps ``slo``; 0 where none does."""
     low, high = 0.0, most
-    for _ in range(_STEPS):
+    for _ in range(STEPS):
         middle = (low + high) / 2
         if slo.kept(setting.play(demand.faster(middle / demand.rate))):
             low = middle
         else:
             high = middle
+        said(f"{low:.2f} to {high:.2f} requests/s")
     return low
 
 

@@ -36,6 +36,8 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     says: str
     """How the bytes came about."""
+    eight_bit: bool = False
+    """Whether they are 8-bit floating point, which some cards multiply at twice the rate."""
 
 
 def weights_of(
@@ -76,6 +78,7 @@ def weights_of(
         active=counted.active,
         parameters=counted.total,
         says=says,
+        eight_bit="fp8" in stored or "float8" in stored,
     )
 
 
