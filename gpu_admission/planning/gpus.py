@@ -15,8 +15,21 @@ import msgspec
 
 GIB = 2**30
 _UNSAID = frozenset(
-    ("nvidia", "geforce", "tesla", "amd", "instinct", "radeon", "intel", "apple", "generation", "edition")
-    + ("server", "workstation", "laptop", "gpu", "mig", "hbm2", "hbm2e", "hbm3", "hbm3e")
+    [
+        *(
+            "nvidia",
+            "geforce",
+            "tesla",
+            "amd",
+            "instinct",
+            "radeon",
+            "intel",
+            "apple",
+            "generation",
+            "edition",
+        ),
+        *("server", "workstation", "laptop", "gpu", "mig", "hbm2", "hbm2e", "hbm3", "hbm3e"),
+    ]
 )
 
 

@@ -40,6 +40,7 @@ and the settings to paste. Nothing is loaded or run: bytes come from the model's
 a roofline. Without --gpu it plans for this machine's card, or with --slo finds the smallest one.
 """
 _LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
+OVERLOAD = 1.2
 _SEARCHED = 5_000
 """Requests that a search plays each time."""
 
@@ -89,8 +90,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--slo",
         type=_slo,
-        metavar="P",
-        help="such as 'p95<5s': the smallest card, or the largest load, that keeps it",
+        metavar="'p95<5s'",
+        help="the smallest card, or the largest load, that keeps it",
     )
     add("--html", type=new_file, metavar="FILE", help="write the plan there too, with plots")
     _asked(parser.add_argument_group("what is asked"))
@@ -106,7 +107,7 @@ def _asked(group: argparse._ArgumentGroup) -> None:
         type=_mix,
         default="512+256",
         metavar="NxP+T,...",
-        help="such as 100x128+256,10x1024+512: requests with P prompt and T new tokens (default 512+256)",
+        help="how many with P prompt and T new tokens (default 512+256)",
     )
     add(
         "--rate",
@@ -247,12 +248,12 @@ def _setting(options: argparse.Namespace, model: Model, plan: Plan, demand: Dema
 
 def _report(options: argparse.Namespace, model: Model, plan: Plan, demand: Demand, err: Terminal) -> Report:
     setting = _setting(options, model, plan, demand)
-    played = [setting.play(demand, discipline) for discipline in ("n-worst", "default")]
+    played = _compared(setting, plan, demand)
     by_load: Sequence[tuple[float, Played]] = ()
     if options.trace is None:
         by_load = _by_load(options, model, plan, err)
     promise = "" if options.slo is None else _promise(options, model, plan, demand, err)
-    wait = options.timeout if options.timeout is not None else patience(played[-1])
+    wait = options.timeout if options.timeout is not None else patience(played[1])
     kind = model.config.model_type or "model"
     return Report(
         title=f"{kind} on {plan.card.gpu.name} under {plan.card.engine.name}",
@@ -266,6 +267,22 @@ def _report(options: argparse.Namespace, model: Model, plan: Plan, demand: Deman
             plan, config=str(options.model), kv_dtype=model.kv_dtype, wait=wait, costs=options.costs
         ),
     )
+
+
+def _compared(setting: Setting, plan: Plan, demand: Demand) -> Sequence[Played]:
+    """The safe semaphore and the budget: as it is asked, and where that has an end, overloaded too."""
+    rows = [(demand, "")]
+    if not demand.at_once:
+        short = demand.first(_SEARCHED)
+        rows.append((short.faster(OVERLOAD * plan.load_limit / short.rate), f" at {OVERLOAD:g} x the limit"))
+    return [
+        setting.play(asked, discipline, name=f"{name}{how}")
+        for asked, how in rows
+        for discipline, name in (
+            ("n-worst", f"Semaphore({max(1, plan.slots)})"),
+            ("default", "budget of bytes"),
+        )
+    ]
 
 
 def _by_load(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from gpu_admission.planning.chart import STYLE, Series, line_chart, part_bar
+from gpu_admission.planning.chart import Series, line_chart, part_bar, style
 from gpu_admission.planning.plan_report import (
     Report,
     load_table,
@@ -26,7 +26,7 @@ def page(report: Report) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(report.title)}</title><style>{STYLE}</style></head><body>\n<main>"
+        f"<title>{escape(report.title)}</title><style>{style()}</style></head><body>\n<main>"
         f"<h1>{escape(report.title)}</h1>\n<p>Asked: {escape(report.asked)}.</p>\n"
         f"<h2>Memory</h2>\n{_memory(report)}{_table(memory_table(report.plan))}"
         f"<h2>How many at once</h2>\n{_table(size_table(report.plan))}"
@@ -52,13 +52,7 @@ def _memory(report: Report) -> str:
 def _use(played: Sequence[Played]) -> str:
     """Bytes in use over time, of each."""
     series = [Series(each.name, _thinned(each.held)) for each in played]
-    named = [
-        Series({"n-worst": "semaphore", "default": "budget of bytes"}.get(s.name, s.name), s.points)
-        for s in series
-    ]
-    return line_chart(
-        named, x="seconds", y="% of the capacity in use", caption="Bytes in use while it is played"
-    )
+    return line_chart(series, x="seconds", y="% of the capacity in use", caption="Bytes in use while played")
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:

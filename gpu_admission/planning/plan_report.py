@@ -64,7 +64,7 @@ def played_table(report: Report) -> Table:
         "answer\np95",
         last,
     )
-    return Table(head, [_played_row(played, report.plan, at_once=report.at_once) for played in report.played])
+    return Table(head, [_played_row(played, at_once=report.at_once) for played in report.played])
 
 
 def load_table(report: Report) -> Table:
@@ -91,16 +91,17 @@ def sentences(report: Report) -> Iterator[str]:
     yield f"Weights: {format_bytes(card.weights.bytes)}, {card.weights.says}."
     yield f"A token of cache takes {format_bytes(plan.per_token)}; {_computing(plan)}."
     yield (
-        f"Speed by roofline, {card.engine.name}: {card.engine.bandwidth:.0%} of {card.gpu.bandwidth / 1e9:,.0f} GB/s, "
-        f"{card.engine.compute:.0%} of {_flops(plan) / 1e12:,.0f} TFLOP/s, {card.engine.layer * 1e6:g} us a layer and "
+        f"Speed by roofline, {card.engine.name}: {card.engine.bandwidth:.0%} of "
+        f"{card.gpu.bandwidth / 1e9:,.0f} GB/s, {card.engine.compute:.0%} of "
+        f"{card.rate / card.engine.compute / 1e12:,.0f} TFLOP/s, {card.engine.layer * 1e6:g} us a layer and "
         "step; --bandwidth-share, --compute-share and --layer-us set others."
     )
     if card.gpu.source:
         yield f"The card's numbers: {card.gpu.source}."
     if not card.engine.batches:
         yield (
-            f"{card.engine.name} does not batch requests of its own accord: those that run at once take turns, so "
-            "that more of them are safe, and no faster. --batch plans for a batcher before it."
+            f"{card.engine.name} does not batch requests of its own accord: those that run at once take "
+            "turns, so that more of them are safe, and no faster. --batch plans for a batcher before it."
         )
     yield f"Safe N, capacity over the largest request: a semaphore of {plan.slots:,}."
     yield from plan.notes
@@ -110,11 +111,6 @@ def _computing(plan: Plan) -> str:
     if not plan.per_prompt_token:
         return "what a prompt computes with is set aside for a whole step"
     return f"a token of prompt computes with {format_bytes(plan.per_prompt_token)} more"
-
-
-def _flops(plan: Plan) -> float:
-    card = plan.card
-    return card.rate / card.engine.compute
 
 
 def _size_row(size: Size) -> Sequence[str]:
@@ -129,11 +125,10 @@ def _size_row(size: Size) -> Sequence[str]:
     )
 
 
-def _played_row(played: Played, plan: Plan, *, at_once: bool) -> Sequence[str]:
-    names = {"n-worst": f"Semaphore({max(1, plan.slots)})", "default": "budget of bytes"}
+def _played_row(played: Played, *, at_once: bool) -> Sequence[str]:
     last = seconds(played.span) if at_once else f"{played.rate:.3g}"
     return (
-        names.get(played.name, played.name),
+        played.name,
         f"{played.completed:.1%}",
         f"{played.at_once:,}",
         seconds(played.wait(0.5)),

@@ -112,7 +112,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = math.inf
     max_waiting: int = 10**9
 
-    def play(self, demand: Demand, discipline: str = "default") -> Played:
+    def play(self, demand: Demand, discipline: str = "default", *, name: str = "") -> Played:
         """``demand`` under one of ``disciplines``; what could never fit counts as never answered."""
         fits = [i for i, size in enumerate(self.charged) if size <= self.capacity]
         if not fits:
@@ -132,7 +132,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
             patience=self.timeout,
             shares=shares,
         ).run()
-        return _played(discipline, trace, replayed, self.capacity, len(demand) - len(fits))
+        return _played(name or discipline, trace, replayed, self.capacity, len(demand) - len(fits))
 
     def _trace(self, demand: Demand, fits: Sequence[int]) -> Trace:
         """Seconds alone are without the cache: the pace adds what is held."""

@@ -41,7 +41,8 @@ def _fitting(card: Roofline, tokens: int) -> int:
 
 
 def off(row: dict[str, Any]) -> float:
-    return predicted(row) / row["tokens_per_second"] - 1
+    published: float = row["tokens_per_second"]
+    return predicted(row) / published - 1
 
 
 def said(row: dict[str, Any]) -> str:

@@ -53,8 +53,8 @@ _PLAIN_MLP = _names(
 
 # Whose output matrix is the input table, unless their config says otherwise.
 _TIED = _names(
-    """gpt2 gpt_neo gpt_bigcode bloom opt mpt falcon starcoder2 gemma gemma2 gemma3_text gemma3n_text gemma4_text
-    cohere cohere2 codegen openelm"""
+    """gpt2 gpt_neo gpt_bigcode bloom opt mpt falcon starcoder2 gemma gemma2 gemma3_text gemma3n_text
+    gemma4_text cohere cohere2 codegen openelm"""
 )
 
 # Types that ship their own code and keep to the common keys, or to those that ``config`` handles.
