@@ -109,12 +109,13 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     card: Roofline
     capacity: int
     charged: Sequence[int]
+    """Bytes of each request that is played; of a demand cut short, the first ones."""
     timeout: float = math.inf
     max_waiting: int = 10**9
 
     def play(self, demand: Demand, discipline: str = "default", *, name: str = "") -> Played:
         """``demand`` under one of ``disciplines``; what could never fit counts as never answered."""
-        fits = [i for i, size in enumerate(self.charged) if size <= self.capacity]
+        fits = [i for i in range(len(demand)) if self.charged[i] <= self.capacity]
         if not fits:
             raise ValueError("no request of those that are asked fits the capacity")
         trace = self._trace(demand, fits)
