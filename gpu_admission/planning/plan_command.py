@@ -275,13 +275,12 @@ def _compared(setting: Setting, plan: Plan, demand: Demand) -> Sequence[Played]:
     if not demand.at_once:
         short = demand.first(_SEARCHED)
         rows.append((short.faster(OVERLOAD * plan.load_limit / short.rate), f" at {OVERLOAD:g} x the limit"))
+    slots = max(1, plan.slots)
+    ways = ((slots, f"Semaphore({slots})"), (None, "budget of bytes"))
     return [
-        setting.play(asked, discipline, name=f"{name}{how}")
+        setting.play(asked, permits=permits, name=f"{name}{how}")
         for asked, how in rows
-        for discipline, name in (
-            ("n-worst", f"Semaphore({max(1, plan.slots)})"),
-            ("default", "budget of bytes"),
-        )
+        for permits, name in ways
     ]
 
 

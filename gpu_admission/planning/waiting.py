@@ -10,16 +10,17 @@ import heapq
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from gpu_admission.planning.demand import Demand
-from gpu_admission.planning.disciplines import Setup, disciplines
+from gpu_admission.planning.disciplines import Setup
 from gpu_admission.planning.figures import percentile
 from gpu_admission.planning.replay import NEVER, Replay, Replayed
 from gpu_admission.planning.roofline import Roofline
 from gpu_admission.planning.trace import Trace
+from gpu_admission.sizes import MAX_BYTES
 
 _SLO = re.compile(r"\s*(?:(wait|answer)\s+)?p(\d{1,2})\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)?\s*")
 STEPS = 12
@@ -113,14 +114,18 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = math.inf
     max_waiting: int = 10**9
 
-    def play(self, demand: Demand, discipline: str = "default", *, name: str = "") -> Played:
-        """``demand`` under one of ``disciplines``; what could never fit counts as never answered."""
+    def play(self, demand: Demand, *, permits: int | None = None, name: str = "") -> Played:
+        """``demand`` under the budget of bytes, or under a semaphore of ``permits``.
+
+        What could never fit counts as never answered.
+        """
         fits = [i for i in range(len(demand)) if self.charged[i] <= self.capacity]
         if not fits:
             raise ValueError("no request of those that are asked fits the capacity")
         trace = self._trace(demand, fits)
-        chosen = disciplines()[discipline]
         setup = Setup(capacity=self.capacity, timeout=self.timeout, max_waiting=self.max_waiting)
+        if permits is not None:
+            setup = replace(setup, capacity=MAX_BYTES, max_bypass=0, max_running=permits)
         cached = sum(self.card.cache * (demand.prompts[i] + demand.news[i]) for i in fits) / sum(trace.sizes)
         shares = [
             self.card.prefill(demand.prompts[i]) / seconds
@@ -128,12 +133,12 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         ]
         replayed = Replay(
             trace,
-            chosen.ledger(setup, trace),
+            setup.ledger(),
             RooflinePace(self.card, self.capacity, min(1.0, cached)),
             patience=self.timeout,
             shares=shares,
         ).run()
-        return _played(name or discipline, trace, replayed, self.capacity, len(demand) - len(fits))
+        return _played(name, trace, replayed, self.capacity, len(demand) - len(fits))
 
     def _trace(self, demand: Demand, fits: Sequence[int]) -> Trace:
         """Seconds alone are without the cache: the pace adds what is held."""
