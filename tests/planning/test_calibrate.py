@@ -26,6 +26,9 @@ from gpu_admission.planning.targets import FunctionTarget, HttpTarget
 from gpu_admission.types import Workload
 from tests.cases.servers import serving
 
+# HTTP clients are asyncio's and trio's alike; functions run in threads on both.
+pytestmark = pytest.mark.anyio
+
 TERMS = ("prompt_tokens", "new_tokens")
 EACH, SHARED, OF_PROMPT, OF_NEW = 100_000, 3_000_000, 24_000, 25_000
 
