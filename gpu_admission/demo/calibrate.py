@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import httpx
 import msgspec
@@ -49,12 +49,17 @@ class Costs(msgspec.Struct, frozen=True):
         return Slots(max(1, (room - self.shared) // max(map(self.of, asks))))
 
 
-async def calibrate(http: httpx.AsyncClient, engine: EngineName) -> Costs:
-    """Measure ``SHAPES`` on a server that is idle otherwise, and fit. Raises ``RuntimeError``."""
-    alone = [await _measure(http, ask, 1) for ask in SHAPES]
+async def calibrate(
+    http: httpx.AsyncClient, engine: EngineName, said: Callable[[str], None] = lambda text: None
+) -> Costs:
+    """Measure ``SHAPES`` on a server that is idle otherwise, and fit. Raises ``RuntimeError``.
+
+    ``said`` hears of each measurement before it is made.
+    """
+    alone = [await _measure(http, ask, 1, said) for ask in SHAPES]
     if engine == "threads":
         return _costs(of_alone(alone, TERMS))
-    return _costs(of_batch(alone, [await _measure(http, ask, COMPANY) for ask in SHAPES], TERMS))
+    return _costs(of_batch(alone, [await _measure(http, ask, COMPANY, said) for ask in SHAPES], TERMS))
 
 
 def _costs(found: Found) -> Costs:
@@ -72,7 +77,8 @@ def workload(ask: Ask) -> Workload:
     return DIALECT.read(RequestInfo(scope, msgspec.json.encode(ask.body)))
 
 
-async def _measure(http: httpx.AsyncClient, ask: Ask, count: int) -> Measured:
+async def _measure(http: httpx.AsyncClient, ask: Ask, count: int, said: Callable[[str], None]) -> Measured:
+    said(f"measuring {count} at once of {ask.prompt_tokens} + {ask.new_tokens} tokens")
     began = time.monotonic()
     deadline = began + 60
     answers = await asyncio.gather(*(send(http, ask, deadline) for _ in range(count)))

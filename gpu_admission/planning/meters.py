@@ -14,6 +14,7 @@ from pathlib import Path
 from gpu_admission.devices import NvmlDevice, discover
 from gpu_admission.estimators import PeakMeter, TorchPeak
 from gpu_admission.planning.named import named
+from gpu_admission.types import Device
 
 NAMES = ("auto", "torch", "nvml", "host")
 
@@ -62,7 +63,7 @@ def meter_for(name: str, *, pid: int | None, here: bool) -> PeakMeter:
     if name == "torch":
         return _torch(here)
     if name == "nvml":
-        return Polled(_device_use)
+        return Polled(_use_of(discover().devices[0]))
     if name == "host":
         return Polled(lambda: resident(_process(pid, here)))
     if name != "auto":
@@ -74,8 +75,9 @@ def meter_for(name: str, *, pid: int | None, here: bool) -> PeakMeter:
 def _best(pid: int | None, here: bool) -> PeakMeter:
     if here and _cuda():
         return TorchPeak()
-    if isinstance(discover().devices[0], NvmlDevice):
-        return Polled(_device_use)
+    device = discover().devices[0]
+    if isinstance(device, NvmlDevice):
+        return Polled(_use_of(device))
     if pid is None and not here:
         raise ValueError("no GPU is seen here: give --meter host --pid PID, or --meter module:factory")
     return Polled(lambda: resident(_process(pid, here)))
@@ -103,11 +105,14 @@ def _process(pid: int | None, here: bool) -> int:
     return pid or os.getpid()
 
 
-def _device_use() -> int:
-    reading = discover().devices[0].read()
-    if reading.used is None:
-        raise RuntimeError(f"the device does not show what is in use: {reading.error or 'no reason given'}")
-    return reading.used
+def _use_of(device: Device) -> Callable[[], int]:
+    def read() -> int:
+        reading = device.read()
+        if reading.used is None:
+            raise RuntimeError(f"{device.name} does not show what is in use: {reading.error or 'no reason'}")
+        return reading.used
+
+    return read
 
 
 def resident(pid: int) -> int:

@@ -7,10 +7,12 @@ it is not installed, or where the output is no terminal, lines are all there is.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
+from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
@@ -72,35 +74,107 @@ class Terminal:
         self._console.print(_drawn(table))
 
     @contextmanager
+    def stage(self, label: str) -> Iterator[None]:
+        """Says from time to time that ``label`` still goes on; a spinner on a terminal."""
+        if self._console is not None:
+            with self._console.status(label):
+                yield
+            return
+        began = time.monotonic()
+        with _Heartbeat(lambda: self.line(f"{label} {time.monotonic() - began:.0f} s")):
+            yield
+
+    @contextmanager
     def progress(self, label: str, total: int) -> Iterator[Callable[[str], None]]:
         """Yields a callback for each step of ``total``; its text is shown beside ``label``."""
-        if self._console is None:
-            yield _Spoken(self.line, label, total)
+        if self._console is not None:
+            with _bar(self._console) as bar:
+                task = bar.add_task(label, total=total, said="")
+                yield lambda said: bar.update(task, advance=1, said=said)
             return
-        with _bar(self._console) as bar:
-            task = bar.add_task(label, total=total, said="")
-            yield lambda said: bar.update(task, advance=1, said=said)
+        spoken = _Spoken(self.line, label, total)
+        with _Heartbeat(spoken.say) as beat:
+            yield lambda said: beat.reset() if spoken.step(said) else None
+
+
+class Stages:
+    """One thing after another on ``terminal``: lines and progress, and never silent for long."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+        self._now = ExitStack()
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self._now.close()
+
+    def say(self, line: str) -> None:
+        """What was found, or what begins: it goes on until the next."""
+        self._next(self._terminal.stage(line.rstrip(" .")), line)
+
+    def watch(self, label: str, total: int) -> Callable[[str], None]:
+        """A callback for each step of ``total``."""
+        step: Callable[[str], None] = self._next(self._terminal.progress(label, total))
+        return step
+
+    def _next(self, stage: AbstractContextManager[Any], line: str | None = None) -> Any:
+        self._now.close()
+        if line is not None:
+            self._terminal.line(line)
+        return self._now.enter_context(stage)
+
+
+class _Heartbeat:
+    """Calls ``beat`` whenever ``QUIET`` seconds have passed since the last call or ``reset``."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat = beat
+        self._since = time.monotonic()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> _Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def reset(self) -> None:
+        """Something was said."""
+        self._since = time.monotonic()
+
+    def _run(self) -> None:
+        while not self._stop.wait(max(0.01, self._since + QUIET - time.monotonic())):
+            if time.monotonic() >= self._since + QUIET:
+                self._since = time.monotonic()
+                self._beat()
 
 
 class _Spoken:
-    """Progress in plain lines: one for each tenth, and one whenever the last was a while ago."""
+    """Progress in plain lines: one for each tenth."""
 
-    def __init__(self, say: Callable[[str], None], label: str, total: int) -> None:
-        self._say = say
+    def __init__(self, line: Callable[[str], None], label: str, total: int) -> None:
+        self._line = line
         self._label = label
         self._total = total
         self._done = 0
-        self._next = max(1, total // 10)
-        self._spoke = time.monotonic()
+        self._said = ""
 
-    def __call__(self, said: str) -> None:
+    def step(self, said: str) -> bool:
+        """Count one; whether it was worth a line."""
         self._done += 1
-        late = time.monotonic() - self._spoke > QUIET
-        if self._done < min(self._next, self._total) and not late:
-            return
-        self._next = self._done + max(1, self._total // 10)
-        self._spoke = time.monotonic()
-        self._say(f"{self._label}: {self._done}/{self._total} {said}".rstrip())
+        self._said = said
+        worth = self._done % max(1, self._total // 10) == 0 or self._done == self._total
+        if worth:
+            self.say()
+        return worth
+
+    def say(self) -> None:
+        self._line(f"{self._label}: {self._done}/{self._total} {self._said}".rstrip())
 
 
 def _drawn(table: Table) -> Any:
