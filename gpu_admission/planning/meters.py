@@ -41,7 +41,8 @@ class Polled:
     def peak(self) -> int:
         """The most that was in use since ``start``."""
         self._end()
-        return max(self._peak, self._read())
+        self._peak = max(self._peak, self._read())
+        return self._peak
 
     def _look(self) -> None:
         while not self._stop.wait(self._every):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -174,13 +175,20 @@ async def test_a_server_that_is_not_there_is_named() -> None:
 
 
 def test_a_polled_meter_keeps_the_most_it_saw() -> None:
-    values = iter([10, 90, *[20] * 1000])
-    meter = Polled(lambda: next(values), every=0.0001)
+    values, seen = iter([10, 90]), threading.Event()
+
+    def read() -> int:
+        value = next(values, 20)
+        if value == 20:
+            seen.set()
+        return value
+
+    meter = Polled(read, every=0.0001)
     assert meter.start() == 10
-    deadline = time.monotonic() + 5
-    while meter.peak() < 90 and time.monotonic() < deadline:
-        time.sleep(0.001)
+    assert seen.wait(20)
     assert meter.peak() == 90
+    assert meter.start() == 20
+    assert meter.peak() == 20
 
 
 def test_host_memory_is_that_of_a_process() -> None:

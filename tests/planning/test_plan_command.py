@@ -143,7 +143,7 @@ def test_where_there_is_no_card_one_must_be_named(model: str, capsys: pytest.Cap
         (["--gpu", "T4", "--weights", "20GiB"], "T4 has no room for requests"),
         (["--gpu", "T4", "--trace", "/nope.csv"], "/nope.csv"),
         (["--gpu", "T4", "--costs", "/nope.json"], "/nope.json"),
-        (["--slo", "p95<5s"], "say its load, with --rate or --trace"),
+        (["--slo", "p95<5s"], "say what it must carry, with --rate or --trace"),
         (["--gpu", "T4", "--dtype", "float7"], "'float7' is not a known element type"),
     ],
 )
