@@ -41,7 +41,7 @@ a roofline. Without --gpu it plans for this machine's card, or with --slo finds 
 """
 _LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
 OVERLOAD = 1.2
-_SEARCHED = 5_000
+_SEARCHED = 3_000
 """Requests that a search plays each time."""
 
 
@@ -330,7 +330,7 @@ def _tried(options: argparse.Namespace, model: Model, gpu: Gpu) -> tuple[Plan, D
     except ValueError:
         return None  # the weights alone are too large for it
     short = demand.first(_SEARCHED)
-    if not plan.slots or demand.rate > 2 * plan.load_limit:
+    if not plan.slots or demand.rate > OVERLOAD * plan.load_limit:
         return None
     kept = options.slo.kept(_setting(options, model, plan, short).play(short))
     return (plan, demand) if kept else None
