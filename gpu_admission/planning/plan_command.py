@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -43,6 +44,8 @@ _LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
 OVERLOAD = 1.2
 _SEARCHED = 3_000
 """Requests that a search plays each time."""
+
+_Add: TypeAlias = Callable[..., object]
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,14 +97,13 @@ def _parser() -> argparse.ArgumentParser:
         help="the smallest card, or the largest load, that keeps it",
     )
     add("--html", type=new_file, metavar="FILE", help="write the plan there too, with plots")
-    _asked(parser.add_argument_group("what is asked"))
-    _stored(parser.add_argument_group("the model and the memory"))
-    _speed(parser.add_argument_group("the speed"))
+    _asked(parser.add_argument_group("what is asked").add_argument)
+    _stored(parser.add_argument_group("the model and the memory").add_argument)
+    _speed(parser.add_argument_group("the speed").add_argument)
     return parser
 
 
-def _asked(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+def _asked(add: _Add) -> None:
     add(
         "--mix",
         type=_mix,
@@ -126,8 +128,7 @@ def _asked(group: argparse._ArgumentGroup) -> None:
     add("--max-waiting", type=count, default=None, metavar="N", help="that wait at once (default: no limit)")
 
 
-def _stored(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+def _stored(add: _Add) -> None:
     add("--dtype", metavar="NAME", help="that weights are stored in (default: what the config says)")
     add("--kv-dtype", default=None, metavar="NAME", help="of the cache (default: what the model computes in)")
     add("--weights", type=size, metavar="SIZE", help="bytes of the weights, where the config does not tell")
@@ -151,8 +152,7 @@ def _stored(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _speed(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
+def _speed(add: _Add) -> None:
     add("--bandwidth-share", type=positive, metavar="X", help="of the card's bandwidth that is reached")
     add("--compute-share", type=positive, metavar="X", help="of its matrix rate that is reached")
     add(

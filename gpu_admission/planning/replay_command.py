@@ -10,11 +10,12 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
@@ -39,6 +40,9 @@ _WHAT_IF = (
 )
 _WORTH_PROCESSES = 500_000
 """Requests to play: some ten seconds."""
+
+
+_Add: TypeAlias = Callable[..., object]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,37 +71,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stretch the arrivals until they ask X times what the card gives",
     )
     add("--repeat", type=count, default=1, metavar="N", help="play the trace N times over")
-    cards = parser.add_argument_group("the card of a CSV").add_argument
-    cards(
+    _card_options(parser.add_argument_group("the card of a CSV").add_argument)
+    _settings(parser.add_argument_group("settings of the admission").add_argument)
+    _chance(parser.add_argument_group("chance").add_argument)
+
+
+def _card_options(add: _Add) -> None:
+    add(
         "--card",
         choices=tuple(decoders()),
         default="24GiB",
         help="Llama-3.1-8B on such a card (default %(default)s)",
     )
-    cards("--weights", type=size, metavar="SIZE", help="bytes of other weights")
-    cards("--kv-bytes-per-token", type=count, metavar="N", help="of another model's cache (default 131072)")
-    settings = parser.add_argument_group("settings of the admission").add_argument
-    settings("--timeout", type=not_negative, default=30.0, metavar="S", help="seconds (default %(default)g)")
-    settings("--max-waiting", type=count, default=100, metavar="N", help="(default %(default)s)")
-    settings(
-        "--margin", type=share, default=0.0, metavar="X", help="share of the capacity left free (default 0)"
-    )
-    others = parser.add_argument_group("chance").add_argument
-    others(
+    add("--weights", type=size, metavar="SIZE", help="bytes of other weights")
+    add("--kv-bytes-per-token", type=count, metavar="N", help="of another model's cache (default 131072)")
+
+
+def _settings(add: _Add) -> None:
+    add("--timeout", type=not_negative, default=30.0, metavar="S", help="seconds (default %(default)g)")
+    add("--max-waiting", type=count, default=100, metavar="N", help="(default %(default)s)")
+    add("--margin", type=share, default=0.0, metavar="X", help="share of the capacity left free (default 0)")
+
+
+def _chance(add: _Add) -> None:
+    add(
         "--error",
         type=share,
         default=0.0,
         metavar="X",
         help="relative error of the estimates, normal (default 0)",
     )
-    others(
+    add(
         "--tenants",
         type=count,
         default=8,
         metavar="N",
         help="of flows; one sends half (default %(default)s)",
     )
-    others("--seed", type=int, default=0, metavar="N")
+    add("--seed", type=int, default=0, metavar="N")
 
 
 def run(options: argparse.Namespace) -> int:
