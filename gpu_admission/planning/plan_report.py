@@ -53,10 +53,10 @@ def size_table(plan: Plan) -> Table:
 
 def played_table(report: Report) -> Table:
     """The same requests under a semaphore and under a budget of bytes."""
-    last = "all\nanswered in" if report.at_once else "\nrequests/s"
+    last = "all\ndone in" if report.at_once else "\nrequests/s"
     head = (
-        "played through\nthe real ledger",
-        "\nanswered",
+        "through the\nreal ledger",
+        "\ndone",
         "most\nat once",
         "wait\np50",
         "wait\np95",
