@@ -33,6 +33,20 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         return _failed(f"needs {', '.join(missing)}: pip install 'gpu-admission[demo]'")
+    try:
+        with Stages(Terminal(sys.stderr)) as stages:
+            # Said before torch and the web client are loaded: those take seconds of their own.
+            stages.say(f"up to {options.seconds} s; --seconds sets another limit")
+            report = _run(options, stages)
+    except (OSError, ValueError, RuntimeError) as error:
+        return _failed(str(error))
+    except KeyboardInterrupt:
+        return 130
+    _show(report, options.html)
+    return 0
+
+
+def _run(options: argparse.Namespace, stages: Stages) -> Report:
     from gpu_admission.demo.rounds import Plan, run
     from gpu_admission.demo.server import ServerError
 
@@ -44,14 +58,9 @@ def main(arguments: Sequence[str]) -> int:
         seconds=options.seconds,
     )
     try:
-        with Stages(Terminal(sys.stderr)) as stages:
-            report = run(plan, stages.say, partial(_watch, stages))
-    except (ServerError, ValueError, RuntimeError) as error:
-        return _failed(str(error))
-    except KeyboardInterrupt:
-        return 130
-    _show(report, options.html)
-    return 0
+        return run(plan, stages.say, partial(_watch, stages))
+    except ServerError as error:
+        raise RuntimeError(str(error)) from error
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ Owns the terms of the capacity and the figures that follow from them. Seconds co
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -180,14 +181,13 @@ def _notes(demand: Demand, charged: Sequence[int], capacity: int) -> Sequence[st
 
 def settings(plan: Plan, *, config: str, kv_dtype: str, wait: float, costs: Path | None = None) -> str:
     """The lines of Python to paste."""
+    path = json.dumps(str(config if costs is None else costs))  # a Python literal, whatever is in it
     if costs is not None:
-        name, estimator = "Linear", f'Linear.load("{costs}")'
+        name, estimator = "Linear", f"Linear.load({path})"
     elif plan.card.engine.pool:
-        estimator = f'KVCache.from_config("{config}", kv_dtype="{kv_dtype}", block={BLOCK})'
-        name = "KVCache"
+        name, estimator = "KVCache", f'KVCache.from_config({path}, kv_dtype="{kv_dtype}", block={BLOCK})'
     else:
-        estimator = f'TransformersLM.from_config("{config}")'
-        name = "TransformersLM"
+        name, estimator = "TransformersLM", f"TransformersLM.from_config({path})"
     return (
         "from gpu_admission import GPUAdmission\n"
         f"from gpu_admission.estimators import {name}\n\n"

@@ -19,6 +19,8 @@ from gpu_admission.sizes import parse_bytes
 
 _GROUPED = {4: 4.25, 8: 8.125}
 """Bits of a weight that is stored in groups of 128 with a scale and a zero (GPTQ, AWQ)."""
+_FORMATS = {"fp8": 8.0, "mxfp4": 4.25}
+"""Bits of a weight of methods that have no ``bits`` in their config."""
 _WIDE = 2
 """Bytes of an element that quantised models keep at 16 bits: the tables of embeddings."""
 
@@ -92,8 +94,8 @@ def _bits(config: Mapping[str, Any], model: ModelConfig, dtype: str | None) -> t
     quantised = config.get("quantization_config")
     if dtype is None and isinstance(quantised, Mapping):
         method = str(quantised.get("quant_method", "quantised"))
-        if method == "fp8":
-            return 8, method
+        if method in _FORMATS:
+            return _FORMATS[method], method
         given = quantised.get("bits") or (4 if quantised.get("load_in_4bit") else 8)
         bits = given if isinstance(given, int) and 1 <= given <= 16 else 8
         return _GROUPED.get(bits, float(bits)), f"{method} {bits} bit"
