@@ -19,11 +19,14 @@ WITHIN = 0.25
 
 
 def predicted(row: dict[str, Any]) -> float:
-    config = PUBLISHED["models"][row["model"]]
-    stored = row["weights"]
+    config, stored = PUBLISHED["models"][row["model"]], row["weights"]
     size = stored if "iB" in stored else None
+    dtype: str | None = "f16" if size else stored
+    if stored.startswith("gptq-"):
+        quantised = {"quant_method": "gptq", "bits": int(stored.removeprefix("gptq-"))}
+        config, dtype = {**config, "torch_dtype": "bfloat16", "quantization_config": quantised}, None
     model = ModelConfig.read(config)
-    weights = weights_of(config, model, dtype="f16" if size else stored, given=size)
+    weights = weights_of(config, model, dtype=dtype, given=size)
     card = roofline_of(
         model,
         find_gpu(row["gpu"]),
@@ -69,3 +72,10 @@ def test_nine_tenths_of_the_published_rows_are_met() -> None:
     met = sum(abs(off(row)) <= WITHIN for row in ROWS)
     assert met >= 12
     assert met / len(ROWS) >= 0.9
+
+
+def test_rows_that_were_not_looked_at_when_the_shares_were_set_are_met_too() -> None:
+    held_out = [row for row in ROWS if row.get("held_out")]
+    met = sum(abs(off(row)) <= WITHIN for row in held_out)
+    assert met >= 12
+    assert met >= 0.8 * len(held_out)
