@@ -63,9 +63,9 @@ class Batcher(Generic[Item, Result]):
     With ``admission`` each batch holds its bytes. A request that holds a lease of it, because
     it came through the middleware, brings its bytes along: its batch holds a lease of its own
     only for what its callers' leases together do not cover, so nothing is charged twice. Let
-    the route's estimator charge what one item costs; charge more, and it includes what else
-    the request needs. Such a batch never waits for the rest, since its callers hold bytes that
-    others wait for: where it is not free, the batch is halved, and a single item refused.
+    the route's estimator charge what one item costs, or that / (1 - ``max_padding``), which
+    covers the padding too. Such a batch never waits for the rest, since its callers hold bytes
+    that others wait for: where it is not free, the batch is halved, and a single item refused.
     Callers without a lease (a route in ``exclude``, a job) wait in the admission's queue.
 
     A batch that runs out of memory is run again in halves, so the handler must allow that, and
@@ -87,7 +87,7 @@ class Batcher(Generic[Item, Result]):
         key: Callable[[Item], Hashable] | None = None,
         max_items: int = 32,
         max_wait: float = 0.005,
-        max_padding: float = 0.5,
+        max_padding: float = 0.3,
         max_running: int = 1,
         max_waiting: int = 1024,
         admission: Budget | None = None,

@@ -52,13 +52,17 @@ class Funding:
             if not missing:
                 yield
                 return
-            if holders and missing > self._admission.snapshot().available:
-                # Not asked for in vain: it would be counted as a client that was refused.
+            if holders and not self._is_free(missing):
                 raise _not_free(missing)
             async with self._admission.lease(missing, timeout=0 if holders else None) as lease:
                 if any(holder.device_index != lease.device_index for holder in holders):
                     raise _not_free(missing)
                 yield
+
+    def _is_free(self, missing: int) -> bool:
+        """Whether they can be had now. What is asked for in vain is counted as a client that was refused."""
+        now = self._admission.snapshot()
+        return now.mode != "enforce" or (missing <= now.available and not now.waiting)
 
     def _keep(self, calls: Sequence[Call], stack: ExitStack) -> list[Lease]:
         """The callers' leases that are open, and stay so: a caller may leave while its item runs."""
