@@ -52,8 +52,9 @@ class Batcher(Generic[Item, Result]):
     Nothing needs to be started. ``async with`` it, or await ``aclose``, to end it well.
 
     ``cost``: bytes of one row as long as the item (a size, or a callable of the item). A batch
-    takes rows x its dearest row, at most ``max_bytes`` (or what ``admission`` can ever grant): for scores, let the callable square the
-    length. ``rows``: how many rows an item has, if not one; ``max_items`` counts them.
+    takes rows x its dearest row, at most ``max_bytes`` (or what ``admission`` can ever grant):
+    for scores, let the callable square the length. ``rows``: how many rows an item has, if not
+    one; ``max_items`` counts them.
     ``max_padding``: the share of a batch that may be padding; items too unlike the oldest wait
     for their like, and each becomes the oldest. ``key``: items of different keys (models,
     settings) never share a batch. ``max_running``: batches at once, such as one an instance.

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 from gpu_admission import QueueFull, TooLarge, Unavailable, current_lease
-from gpu_admission.serving import BatchEvent, Batcher, caller_contexts
+from gpu_admission.serving import Batcher, BatchEvent, caller_contexts
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ async def gather(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:
 
 
 async def all_of(batcher: Batcher[Any, Any], items: Sequence[Any]) -> list[Any]:
-    return await gather(*(lambda item=item: batcher(item) for item in items))  # type: ignore[misc]
+    return await gather(*(lambda item=item: batcher(item) for item in items))
 
 
 async def turns(count: int = 10) -> None:
@@ -55,9 +55,11 @@ class Gate:
         self.ended: list[list[Any]] = []
         self.is_open = is_open
         self._turns: list[anyio.Event] = []
+        self._begun = anyio.Event()
 
     async def __call__(self, items: list[Any]) -> list[Any]:
         self.batches.append(items)
+        self._begun.set()
         event = anyio.Event()
         self._turns.append(event)
         if not self.is_open:
@@ -66,6 +68,13 @@ class Gate:
             await anyio.lowlevel.checkpoint()
         self.ended.append(items)
         return [("result", item) for item in items]
+
+    async def has_begun(self, batches: int) -> None:
+        """Wait until it has been given so many."""
+        with anyio.fail_after(20):
+            while len(self.batches) < batches:
+                self._begun = anyio.Event()
+                await self._begun.wait()
 
     def open(self) -> None:
         self.is_open = True
@@ -103,7 +112,8 @@ async def test_an_item_alone_starts_within_one_turn_of_the_loop() -> None:
             await batcher(1)
             handed.append(started[-1] - before)
         tasks.cancel_scope.cancel()
-    assert max(handed) <= 1
+    # trio shuffles the tasks of a turn: the counter may come last in one and first in the next.
+    assert max(handed) <= (1 if asyncio._get_running_loop() is not None else 2)
 
 
 async def test_items_that_come_while_one_runs_go_together_when_it_ends() -> None:
@@ -154,9 +164,7 @@ async def test_a_second_batch_waits_for_company_until_it_is_full_or_max_wait_has
         tasks.start_soon(batcher, 4)
         await turns()
         tasks.start_soon(batcher, 5)
-        with anyio.fail_after(20):
-            while len(gate.batches) < 4:
-                await anyio.sleep(0.01)
+        await gate.has_begun(4)
         gate.open()
     assert sorted(event.closed_by for event in events) == ["idle", "idle", "items", "max_wait"]
 
@@ -175,7 +183,7 @@ async def test_n_27_a_batch_runs_as_none_of_its_callers() -> None:
         who.set(f"user{number}")
         return await batcher({"model": "ab"[number % 2], "n": number})
 
-    results = await gather(*(lambda n=n: caller(n) for n in range(100)))  # type: ignore[misc]
+    results = await gather(*(lambda n=n: caller(n) for n in range(100)))
     assert [result["n"] for result in results] == list(range(100))
     assert all(name == "nobody" and lease is None and len(models) == 1 for name, lease, models in seen)
 
@@ -194,7 +202,7 @@ async def test_n_27_what_belongs_to_each_caller_is_handed_over(threaded: bool) -
         who.set(f"user{number}")
         return await batcher(number)
 
-    results = await gather(*(lambda n=n: caller(n) for n in range(50)))  # type: ignore[misc]
+    results = await gather(*(lambda n=n: caller(n) for n in range(50)))
     assert results == [f"user{number}" for number in range(50)]
     assert caller_contexts() == ()
 
@@ -243,15 +251,17 @@ async def test_bl_93_cancelled_callers_leave_and_the_others_get_their_results(
     moment: str, threaded: bool
 ) -> None:
     batches: list[list[int]] = []
-    gate, thread_gate = anyio.Event(), threading.Event()
+    gate, thread_gate, begun = anyio.Event(), threading.Event(), threading.Event()
 
     async def on_loop(items: list[int]) -> list[int]:
         batches.append(items)
+        begun.set()
         await gate.wait()
         return items
 
     def in_thread(items: list[int]) -> list[int]:
         batches.append(items)
+        begun.set()
         assert thread_gate.wait(20)
         return items
 
@@ -269,8 +279,8 @@ async def test_bl_93_cancelled_callers_leave_and_the_others_get_their_results(
             await turns()
         for number in range(8):
             tasks.start_soon(caller, number)
-        while len(scopes) < (9 if 100 in scopes else 8) or not batches:
-            await anyio.sleep(0.001)
+        await turns()
+        await anyio.to_thread.run_sync(begun.wait)
         for number in (0, 5):
             scopes[number].cancel()
         await turns()
@@ -455,7 +465,8 @@ async def test_an_item_that_cannot_be_priced_fails_for_its_caller_alone(setting:
     def broken(item: int) -> int:
         return 1 if item else 1 // item
 
-    batcher = Batcher(Gate(is_open=True), **{"cost": 1, setting: broken})
+    options: dict[str, Any] = {"cost": 1, setting: broken}
+    batcher = Batcher(Gate(is_open=True), **options)
     results = await all_of(batcher, range(4))
     assert isinstance(results[0], ZeroDivisionError)
     assert results[1:] == [("result", item) for item in range(1, 4)]
@@ -474,7 +485,8 @@ async def test_an_item_that_cannot_be_priced_fails_for_its_caller_alone(setting:
 async def test_what_a_callable_returns_is_checked(
     setting: str, value: Any, error: type[Exception], text: str
 ) -> None:
-    batcher = Batcher(Gate(is_open=True), **{"cost": 1, setting: lambda item: value})
+    options: dict[str, Any] = {"cost": 1, setting: lambda item: value}
+    batcher = Batcher(Gate(is_open=True), **options)
     with pytest.raises(error, match=text):
         await batcher(1)
 

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from gpu_admission import Admission, GPUAdmission, Lease, Rejected, TooLarge, Unavailable, current_lease
 from gpu_admission.estimators import Constant
-from gpu_admission.serving import BatchEvent, Batcher
+from gpu_admission.serving import Batcher, BatchEvent
 from tests.serving.test_batcher import all_of, gather, turns
 
 pytestmark = pytest.mark.anyio
@@ -65,7 +65,7 @@ async def test_a_batch_waits_for_its_bytes_in_the_queue_and_is_refused_as_the_qu
 
     async with anyio.create_task_group() as tasks:
         await tasks.start(other)
-        with pytest.raises(Rejected, match="timeout=0.05") as refused:
+        with pytest.raises(Rejected, match=r"timeout=0\.05") as refused:
             await batcher(1)
         assert refused.value.reason == "queue_timeout"
         done.set()
@@ -141,7 +141,7 @@ class Site:
     async def post(self, items: list[int]) -> list[Any]:
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            answers = await gather(*(lambda item=item: client.post("/", content=str(item)) for item in items))  # type: ignore[misc]
+            answers = await gather(*(lambda item=item: client.post("/", content=str(item)) for item in items))
         return [answer.json() if answer.status_code == 200 else answer.status_code for answer in answers]
 
 

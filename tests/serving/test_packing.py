@@ -62,7 +62,8 @@ def test_a_batch_has_the_oldest_and_no_larger_run_of_prices_around_it_fits(data:
     assert batch[0] is calls[0]
     assert [call.number for call in batch] == sorted(call.number for call in batch)
     total = sum(call.rows for call in batch)
-    assert padded(batch) <= limits.bytes and total <= limits.rows
+    assert padded(batch) <= limits.bytes
+    assert total <= limits.rows
     if not _all_together(calls, limits):
         by_price = sorted(calls, key=lambda call: call.price)
         head = by_price.index(calls[0])
