@@ -1,7 +1,6 @@
 """Uploaded images of many clients, through a vision model in batches that fit.
 
-Run it:  uvicorn examples.image_batches:app
-Try it:  curl -F upload=@photo.jpg localhost:8000/classify
+Run it:  uvicorn examples.image_batches:app, then curl -F upload=@photo.jpg localhost:8000/classify
 """
 
 import io
@@ -18,20 +17,18 @@ from torch import Tensor, nn
 from gpu_admission import Admission, GPUAdmission
 from gpu_admission.serving import Batcher
 
-SIDE = 64
 IMAGE_BYTES = 2 * 2**20  # what the model's layers hold for one image of 64 x 64
 
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-convolutions = [nn.Conv2d(3, 32, 5, 2, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, 1, 1), nn.ReLU()]
-head = [nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)]
-model = nn.Sequential(*convolutions, *head).to(device).eval()  # yours; this one has learned nothing
+device = "cuda" if torch.cuda.is_available() else "cpu"
+seeing = [nn.Conv2d(3, 32, 11, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, 1, 1), nn.ReLU()]
+naming = [nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)]
+model = nn.Sequential(*seeing, nn.Flatten(), *naming).to(device).eval()  # an AlexNet that has learned nothing
 
 
 def classify_all(images: list[Tensor]) -> list[int]:
     """The class of each image: one run of the model, in a worker thread."""
     with torch.inference_mode():
-        scores: Tensor = model(torch.stack(images).to(device))
-        return [int(best) for best in scores.argmax(1)]
+        return [int(best) for best in model(torch.stack(images).to(device)).argmax(1)]
 
 
 admission = Admission(capacity="256MiB", estimator=IMAGE_BYTES, max_waiting=1000)
@@ -51,7 +48,7 @@ app.add_middleware(GPUAdmission, admission=admission)
 def decode(upload: Annotated[bytes, File()]) -> Tensor:
     """The upload as 3 x 64 x 64 numbers from 0 to 1."""
     try:
-        image = Image.open(io.BytesIO(upload)).convert("RGB").resize((SIDE, SIDE))
+        image = Image.open(io.BytesIO(upload)).convert("RGB").resize((64, 64))
     except (OSError, Image.DecompressionBombError) as error:
         raise HTTPException(400, "the upload is not an image that can be read") from error
     return torch.from_numpy(numpy.array(image)).permute(2, 0, 1) / 255
