@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Generic, TypeVar
@@ -30,6 +31,9 @@ from gpu_admission.serving.settings import check_callable, check_count, check_se
 
 logger = logging.getLogger("gpu_admission")
 
+RETURN_SHARE = 0.25
+"""Of a batch's time: how long its callers are waited for, at most."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -41,7 +45,9 @@ class Batcher(Generic[Item, Result]):
     them goes to that item's caller alone. A coroutine function runs on the event loop, a plain
     one in a worker thread. It runs in the context of no request: see ``caller_contexts``. An
     item that comes while nothing runs starts at once. Otherwise a batch closes when it is
-    full, when its first item has waited ``max_wait`` seconds, or when the handler is idle::
+    full, when its first item has waited ``max_wait`` seconds, or when the handler is idle:
+    then those that were just answered together get a quarter of the time that it took, at
+    most ``max_wait``, to come back::
 
         embed = Batcher(model.encode, cost=lambda text: len(text) * 2048, max_bytes="2GiB")
 
@@ -128,6 +134,10 @@ class Batcher(Generic[Item, Result]):
         self._running = 0
         self._pace: float | None = None
         """Seconds from batch to batch for each item, lately."""
+        self._returning = 0
+        """Callers that were answered by the last batch, and may come back with their next item."""
+        self._resumes_at = -math.inf
+        """Until then they are waited for."""
         self._rested = anyio.Event()
 
     @property
@@ -156,8 +166,7 @@ class Batcher(Generic[Item, Result]):
         self._closed = True
         if self._loop is None or self._loop is not running_loop():
             return
-        for line in self._lines.values():
-            line.wake()
+        self._wake()
         while any(line.batches for line in self._lines.values()):
             await self._rested.wait()
 
@@ -191,10 +200,17 @@ class Batcher(Generic[Item, Result]):
         place = None if call.lease is None else call.lease.device_index
         line = self._lines.get(place)
         if line is None:
-            line = self._lines[place] = Line(self._limits, self._max_wait)
+            line = self._lines[place] = Line(self._limits)
         line.add(call)
+        self._returning -= 1
+        if not self._returning:
+            self._wake()
         self._start(line)
         return line
+
+    def _wake(self) -> None:
+        for line in self._lines.values():
+            line.wake()
 
     def _leave(self, call: Call, line: Line) -> None:
         if line.remove(call):
@@ -250,18 +266,20 @@ class Batcher(Generic[Item, Result]):
         """The next batch when it closes; ``None`` when all that waited have left."""
         while line.waiting and line.forming is not None:
             now = anyio.current_time()
-            closed = line.close(now, hurry=self._hurry())
+            is_early = not self._running and self._returning > 0 and now < self._resumes_at
+            patience = math.inf if is_early else self._max_wait
+            closed = line.close(now, patience, hurry=self._hurry(is_early))
             if closed is not None:
                 return self._take(line, Batch(*closed, now))
-            with anyio.CancelScope(deadline=line.closes_at()):
+            with anyio.CancelScope(deadline=self._resumes_at if is_early else line.oldest() + patience):
                 await line.forming.wait()
             line.forming = anyio.Event()
         return None
 
-    def _hurry(self) -> ClosedBy | None:
+    def _hurry(self, is_early: bool) -> ClosedBy | None:
         if self._closed:
             return "close"
-        return None if self._running else "idle"
+        return None if self._running or is_early else "idle"
 
     def _take(self, line: Line, batch: Batch) -> Batch:
         self._batches.update(dict.fromkeys(batch.calls, batch))
@@ -337,15 +355,24 @@ class Batcher(Generic[Item, Result]):
             self._measure(batch)
         for each in self._lines.values():
             self._start(each)
-            if not self._running:
-                each.wake()
+        if not self._running:
+            self._wake()
         if self._closed:
             self._rested.set()
             self._rested = anyio.Event()
 
     def _measure(self, batch: Batch) -> None:
-        seconds = (anyio.current_time() - batch.taken_at) / len(batch.calls) / self._max_running
-        self._pace = seconds if self._pace is None else 0.9 * self._pace + 0.1 * seconds
+        """Note how long it took, and wait a little for those whom it has answered together.
+
+        Clients that ask again at once would else run in two halves, the larger while the
+        smaller is answered: every batch would be paid for twice.
+        """
+        now = anyio.current_time()
+        took, count = now - batch.taken_at, len(batch.calls)
+        pace = took / count / self._max_running
+        self._pace = pace if self._pace is None else 0.9 * self._pace + 0.1 * pace
+        self._returning = count if count > 1 else 0
+        self._resumes_at = now + min(self._max_wait, took * RETURN_SHARE)
 
     def _tell(self, run: Run) -> None:
         if self._observer is None:

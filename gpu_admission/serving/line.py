@@ -67,9 +67,8 @@ class Line:
     tasks that form or run one.
     """
 
-    def __init__(self, limits: Limits, max_wait: float) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._max_wait = max_wait
         self._groups: dict[Hashable, Group] = {}
         self._numbers = 0
         self.waiting = 0
@@ -112,15 +111,18 @@ class Line:
         if self.forming is not None:
             self.forming.set()
 
-    def close(self, now: float, *, hurry: ClosedBy | None) -> tuple[list[Call], ClosedBy] | None:
+    def close(
+        self, now: float, patience: float, *, hurry: ClosedBy | None
+    ) -> tuple[list[Call], ClosedBy] | None:
         """The batch that closes now, taken out, and why; ``None`` while company may come.
 
-        Of all that close it is the one whose first call is oldest. ``hurry``: each closes.
+        That is for ``patience`` seconds from its first call on. Of all that close it is the one
+        whose first call is oldest. ``hurry``: each closes.
         """
         ready = [
             (group.head.number, group, why)
             for group in self._groups.values()
-            if (why := self._why(group, now, hurry)) is not None
+            if (why := self._why(group, now - patience, hurry)) is not None
         ]
         if not ready:
             return None
@@ -130,11 +132,11 @@ class Line:
             self.remove(call)
         return chosen, why
 
-    def _why(self, group: Group, now: float, hurry: ClosedBy | None) -> ClosedBy | None:
+    def _why(self, group: Group, since: float, hurry: ClosedBy | None) -> ClosedBy | None:
         if why := group.full(self._limits):
             return why
-        return hurry or ("max_wait" if now >= group.head.at + self._max_wait else None)
+        return hurry or ("max_wait" if group.head.at <= since else None)
 
-    def closes_at(self) -> float:
-        """When the first call of a group has waited long enough."""
-        return min(group.head.at for group in self._groups.values()) + self._max_wait
+    def oldest(self) -> float:
+        """When the first of all came."""
+        return min(group.head.at for group in self._groups.values())
