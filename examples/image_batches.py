@@ -20,8 +20,8 @@ from gpu_admission.serving import Batcher
 IMAGE_BYTES = 2 * 2**20  # what the model's layers hold for one image of 64 x 64
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-seeing = [nn.Conv2d(3, 32, 11, 4, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, 1, 1), nn.ReLU()]
-naming = [nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)]
+seeing = [nn.Conv2d(3, 64, 11, 4, 2), nn.ReLU(), nn.Conv2d(64, 256, 3, 2), nn.AdaptiveAvgPool2d(6)]
+naming = [nn.Linear(9216, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 1000)]
 model = nn.Sequential(*seeing, nn.Flatten(), *naming).to(device).eval()  # an AlexNet that has learned nothing
 
 

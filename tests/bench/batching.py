@@ -31,7 +31,7 @@ from gpu_admission import GPUAdmission
 from tests.bench.server import HOST, free_port, processor_seconds, wait_for
 from tests.bench.sidebyside import table
 
-CLIENTS, REQUESTS, ROUNDS = 64, 512, 3
+CLIENTS, REQUESTS, ROUNDS = 64, 256, 3
 MOST, PATIENCE = 64, 0.05
 """Of a batch, for all of them: items, and seconds that its first may wait."""
 
