@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
+import anyio.to_thread
 import numpy
 import pytest
 
@@ -638,3 +642,65 @@ async def test_bl_97_a_handler_slower_than_max_wait_starves_nobody(max_wait: flo
     batcher = Batcher(gate, max_items=1, max_wait=max_wait)
     await all_of(batcher, range(20))
     assert sorted(batch[0] for batch in gate.batches) == list(range(20))
+
+
+async def test_a_plain_endpoint_calls_it_from_its_thread() -> None:
+    batcher = Batcher(Gate(is_open=True))
+
+    def endpoint(item: int) -> Any:
+        return anyio.from_thread.run(batcher, item)
+
+    assert await anyio.to_thread.run_sync(endpoint, 5) == ("result", 5)
+
+
+async def test_a_lone_caller_that_comes_back_at_once_is_not_made_to_wait() -> None:
+    gate = Gate(is_open=True)
+    batcher = Batcher(gate, max_wait=1000)
+    with anyio.fail_after(20):
+        for item in range(50):
+            await batcher(item)
+    assert gate.batches == [[item] for item in range(50)]
+
+
+async def test_those_that_were_answered_together_run_together_again() -> None:
+    sizes: list[int] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        await anyio.sleep(0.02)
+        return items
+
+    batcher = Batcher(handler, max_wait=1000)
+
+    async def caller(late: int) -> None:
+        for item in range(4):
+            await batcher(item)
+            await turns(late)
+
+    async with anyio.create_task_group() as tasks:
+        for late in range(8):
+            tasks.start_soon(caller, late)
+    assert sizes == [8] * 4, "not seven and one"
+
+
+async def test_one_that_does_not_come_back_is_waited_for_a_quarter_of_the_batchs_time_at_most() -> None:
+    sizes: list[int] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        await anyio.sleep(0.02)
+        return items
+
+    batcher = Batcher(handler, max_wait=1000)
+    with anyio.fail_after(20):
+        await all_of(batcher, range(8))
+        await batcher(1)
+    assert sizes == [8, 1]
+
+
+def test_importing_the_helpers_loads_nothing_heavy() -> None:
+    code = (
+        "import gpu_admission.serving, sys; print({'torch', 'numpy', 'prometheus_client'} & set(sys.modules))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
