@@ -32,7 +32,7 @@ def classify_all(images: list[Tensor]) -> list[int]:
 
 
 admission = Admission(capacity="256MiB", estimator=IMAGE_BYTES, max_waiting=1000)
-classify = Batcher(classify_all, cost=IMAGE_BYTES, max_items=64, max_wait=0.05, admission=admission)
+classify = Batcher(classify_all, cost=IMAGE_BYTES, max_items=64, max_wait=0.1, admission=admission)
 
 
 @asynccontextmanager

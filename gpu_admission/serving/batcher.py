@@ -31,9 +31,6 @@ from gpu_admission.serving.settings import check_callable, check_count, check_se
 
 logger = logging.getLogger("gpu_admission")
 
-RETURN_SHARE = 0.25
-"""Of a batch's time: how long its callers are waited for, at most."""
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -46,8 +43,8 @@ class Batcher(Generic[Item, Result]):
     one in a worker thread. It runs in the context of no request: see ``caller_contexts``. An
     item that comes while nothing runs starts at once. Otherwise a batch closes when it is
     full, when its first item has waited ``max_wait`` seconds, or when the handler is idle:
-    then those that were just answered together get a quarter of the time that it took, at
-    most ``max_wait``, to come back::
+    then those that were just answered together get ``max_wait``, or the time that it took if
+    that is less, to come back::
 
         embed = Batcher(model.encode, cost=lambda text: len(text) * 2048, max_bytes="2GiB")
 
@@ -372,7 +369,7 @@ class Batcher(Generic[Item, Result]):
         pace = took / count / self._max_running
         self._pace = pace if self._pace is None else 0.9 * self._pace + 0.1 * pace
         self._returning = count if count > 1 else 0
-        self._resumes_at = now + min(self._max_wait, took * RETURN_SHARE)
+        self._resumes_at = now + min(self._max_wait, took)
 
     def _tell(self, run: Run) -> None:
         if self._observer is None:

@@ -32,7 +32,7 @@ from tests.bench.server import HOST, free_port, processor_seconds, wait_for
 from tests.bench.sidebyside import table
 
 CLIENTS, REQUESTS, ROUNDS = 64, 256, 3
-MOST, PATIENCE = 64, 0.05
+MOST, PATIENCE = 64, 0.1
 """Of a batch, for all of them: items, and seconds that its first may wait."""
 
 Classify: TypeAlias = Callable[[Tensor], Awaitable[int]]

@@ -683,7 +683,7 @@ async def test_those_that_were_answered_together_run_together_again() -> None:
     assert sizes == [8] * 4, "not seven and one"
 
 
-async def test_one_that_does_not_come_back_is_waited_for_a_quarter_of_the_batchs_time_at_most() -> None:
+async def test_one_that_does_not_come_back_is_waited_for_as_long_as_the_batch_took_at_most() -> None:
     sizes: list[int] = []
 
     async def handler(items: list[int]) -> list[int]:
