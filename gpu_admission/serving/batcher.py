@@ -15,11 +15,11 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
+from gpu_admission.admission.refusals import retry_after
 from gpu_admission.errors import QueueFull, Rejected, TooLarge, Unavailable
 from gpu_admission.guards.classify import classify
-from gpu_admission.loops import is_running, running_loop
-from gpu_admission.refusals import retry_after
-from gpu_admission.serving.background import spawn
+from gpu_admission.runtime.loop import is_running, running_loop
+from gpu_admission.runtime.task import spawn
 from gpu_admission.serving.call import Batch, BatchEvent, Call, ClosedBy, Ending, enter_batch, is_inside
 from gpu_admission.serving.funding import Budget, Funding
 from gpu_admission.serving.handler import Handler, Rows
@@ -27,7 +27,8 @@ from gpu_admission.serving.line import Line
 from gpu_admission.serving.packing import Limits, halves
 from gpu_admission.serving.pricing import Pricing
 from gpu_admission.serving.run import Run
-from gpu_admission.serving.settings import check_callable, check_count, check_seconds, check_share
+from gpu_admission.serving.settings import check_callable, check_seconds, check_share
+from gpu_admission.settings.checks import count
 
 logger = logging.getLogger("gpu_admission")
 
@@ -102,8 +103,8 @@ class Batcher(Generic[Item, Result]):
             raise TypeError("cost must be given with admission: the bytes of one item")
         check_callable("handler", handler, optional=False)
         check_callable("observer", observer)
-        check_count("max_running", max_running)
-        check_count("max_waiting", max_waiting)
+        count(1)("max_running", max_running)
+        count(1)("max_waiting", max_waiting)
         check_seconds("max_wait", max_wait)
         check_share("max_padding", max_padding)
         self._pricing = Pricing(cost=cost, max_bytes=max_bytes, rows=rows, key=key, max_items=max_items)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 import msgspec
 
-from gpu_admission.lease import Lease
+from gpu_admission.admission.lease import Lease
 
 ClosedBy: TypeAlias = Literal["idle", "items", "bytes", "max_wait", "close", "split"]
 Ending: TypeAlias = Literal["ok", "error", "oom", "fault", "client", "refused"]

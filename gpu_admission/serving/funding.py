@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import Literal, Protocol
 
+from gpu_admission.admission.lease import Lease, current_lease
 from gpu_admission.errors import QueueFull, Rejected
-from gpu_admission.lease import Lease, current_lease
 from gpu_admission.serving.call import Call
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Snapshot

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import anyio
 import anyio.to_thread
 
-from gpu_admission.serving.background import is_cancelled
+from gpu_admission.runtime.task import is_cancelled
 
 Row_co = TypeVar("Row_co", covariant=True)
 

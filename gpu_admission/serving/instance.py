@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any
 
+from gpu_admission.runtime.worker import Worker
 from gpu_admission.serving.stream import Stream
-from gpu_admission.serving.worker import Worker
 
 
 class Recipe:

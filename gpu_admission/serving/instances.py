@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
+from gpu_admission.admission.lease import current_lease
 from gpu_admission.guards.classify import classify
-from gpu_admission.lease import current_lease
+from gpu_admission.runtime.worker import result_of, settled
 from gpu_admission.serving.instance import Instance, Recipe
 from gpu_admission.serving.pool import Pool
-from gpu_admission.serving.settings import check_callable, check_count, check_seconds
+from gpu_admission.serving.settings import check_callable, check_seconds
 from gpu_admission.serving.stream import devices_for
-from gpu_admission.serving.worker import result_of, settled
+from gpu_admission.settings.checks import count
 
 Model = TypeVar("Model")
 P = ParamSpec("P")
@@ -89,8 +90,8 @@ class Instances(Generic[Model]):
         for setting, function in (("warm_up", warm_up), ("reset", reset), ("close", close)):
             check_callable(setting, function)
         check_callable("is_fault", is_fault)
-        check_count("n", n)
-        check_count("max_waiting", max_waiting, 0)
+        count(1)("n", n)
+        count(0)("max_waiting", max_waiting)
         check_seconds("timeout", timeout)
         check_seconds("pause", pause)
         recipe = Recipe(

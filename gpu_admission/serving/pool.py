@@ -16,9 +16,9 @@ from typing import Literal, TypeAlias
 
 import anyio
 
+from gpu_admission.admission.refusals import retry_after
 from gpu_admission.errors import QueueFull, QueueTimeout, Rejected, Unavailable
-from gpu_admission.loops import call_soon, running_loop
-from gpu_admission.refusals import retry_after
+from gpu_admission.runtime.loop import call_soon, running_loop
 from gpu_admission.serving.instance import Instance, Recipe
 
 logger = logging.getLogger("gpu_admission")

@@ -10,7 +10,8 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from gpu_admission.errors import TooLarge
-from gpu_admission.serving.settings import check_callable, check_count
+from gpu_admission.serving.settings import check_callable
+from gpu_admission.settings.checks import count
 from gpu_admission.sizes import format_bytes, parse_bytes
 
 
@@ -28,7 +29,7 @@ class Pricing:
     ) -> None:
         check_callable("rows", rows)
         check_callable("key", key)
-        check_count("max_items", max_items)
+        count(1)("max_items", max_items)
         if max_bytes is not None and cost is None:
             raise TypeError("cost must be given with max_bytes: the bytes of one row")
         self._cost = cost if callable(cost) else parse_bytes(cost or 0, name="cost")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import anyio
 
-from gpu_admission.loops import call_soon, running_loop
+from gpu_admission.runtime.loop import call_soon, running_loop
 
 T = TypeVar("T")
 
