@@ -26,6 +26,7 @@ from gpu_admission.serving.handler import Handler, Rows
 from gpu_admission.serving.line import Line
 from gpu_admission.serving.packing import Limits, halves
 from gpu_admission.serving.pricing import Pricing
+from gpu_admission.serving.returns import Returns
 from gpu_admission.serving.run import Run
 from gpu_admission.serving.settings import check_callable, check_seconds, check_share
 from gpu_admission.settings.checks import count
@@ -43,9 +44,8 @@ class Batcher(Generic[Item, Result]):
     them goes to that item's caller alone. A coroutine function runs on the event loop, a plain
     one in a worker thread. It runs in the context of no request: see ``caller_contexts``. An
     item that comes while nothing runs starts at once. Otherwise a batch closes when it is
-    full, when its first item has waited ``max_wait`` seconds, or when the handler is idle:
-    then those that were just answered together get ``max_wait``, or the time that it took if
-    that is less, to come back::
+    full, when its first item has waited ``max_wait`` seconds, or when the handler is idle;
+    where callers come back at once with their next item, it lets them (see ``returns``)::
 
         embed = Batcher(model.encode, cost=lambda text: len(text) * 2048, max_bytes="2GiB")
 
@@ -132,10 +132,7 @@ class Batcher(Generic[Item, Result]):
         self._running = 0
         self._pace: float | None = None
         """Seconds from batch to batch for each item, lately."""
-        self._returning = 0
-        """Callers that were answered by the last batch, and may come back with their next item."""
-        self._resumes_at = -math.inf
-        """Until then they are waited for."""
+        self._returns = Returns()
         self._rested = anyio.Event()
 
     @property
@@ -200,8 +197,7 @@ class Batcher(Generic[Item, Result]):
         if line is None:
             line = self._lines[place] = Line(self._limits)
         line.add(call)
-        self._returning -= 1
-        if not self._returning:
+        if self._returns.came(call.at):
             self._wake()
         self._start(line)
         return line
@@ -264,12 +260,12 @@ class Batcher(Generic[Item, Result]):
         """The next batch when it closes; ``None`` when all that waited have left."""
         while line.waiting and line.forming is not None:
             now = anyio.current_time()
-            is_early = not self._running and self._returning > 0 and now < self._resumes_at
+            is_early = not self._running and self._returns.are_expected(now)
             patience = math.inf if is_early else self._max_wait
             closed = line.close(now, patience, hurry=self._hurry(is_early))
             if closed is not None:
                 return self._take(line, Batch(*closed, now))
-            with anyio.CancelScope(deadline=self._resumes_at if is_early else line.oldest() + patience):
+            with anyio.CancelScope(deadline=self._returns.until if is_early else line.oldest() + patience):
                 await line.forming.wait()
             line.forming = anyio.Event()
         return None
@@ -360,17 +356,11 @@ class Batcher(Generic[Item, Result]):
             self._rested = anyio.Event()
 
     def _measure(self, batch: Batch) -> None:
-        """Note how long it took, and wait a little for those whom it has answered together.
-
-        Clients that ask again at once would else run in two halves, the larger while the
-        smaller is answered: every batch would be paid for twice.
-        """
         now = anyio.current_time()
-        took, count = now - batch.taken_at, len(batch.calls)
-        pace = took / count / self._max_running
+        took, items = now - batch.taken_at, len(batch.calls)
+        pace = took / items / self._max_running
         self._pace = pace if self._pace is None else 0.9 * self._pace + 0.1 * pace
-        self._returning = count if count > 1 else 0
-        self._resumes_at = now + min(self._max_wait, took)
+        self._returns.answered(items, now, min(self._max_wait, took))
 
     def _tell(self, run: Run) -> None:
         if self._observer is None:
