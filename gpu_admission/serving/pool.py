@@ -221,7 +221,10 @@ class Pool:
         with self._lock:
             if error is None:
                 slot.failures, slot.error, slot.resident = 0, None, slot.instance.resident
-                self._offer(slot)
+                if self.closed:
+                    self._discard(slot)
+                else:
+                    self._offer(slot)
             else:
                 self._failed(slot, error)
             self._notify()

@@ -369,6 +369,20 @@ async def test_aclose_waits_for_what_is_lent_and_refuses_the_rest() -> None:
     await models.aclose()
 
 
+async def test_what_is_still_being_made_when_start_is_given_up_is_ended_too() -> None:
+    go_on, closed = threading.Event(), threading.Event()
+
+    def factory() -> Model:
+        assert go_on.wait(10)
+        return Model()
+
+    with anyio.move_on_after(0.01):
+        async with Instances(factory, 1, close=lambda model: closed.set()):
+            raise AssertionError
+    go_on.set()
+    assert await anyio.to_thread.run_sync(closed.wait, 10)
+
+
 def test_no_thread_is_left_after_aclose() -> None:
     async def main() -> None:
         async with Instances(Model, 3, name="left") as models:
