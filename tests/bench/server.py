@@ -169,12 +169,12 @@ class Load(NamedTuple):
 
 
 def loaded(pid: int, port: int) -> Load:
-    before = _processor_seconds(pid)
+    before = processor_seconds(pid)
     rate = load(port)
-    return Load(rate, (_processor_seconds(pid) - before) / (rate * SECONDS))
+    return Load(rate, (processor_seconds(pid) - before) / (rate * SECONDS))
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
     """That a process has used; not a number where there is no ``/proc``."""
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
