@@ -319,7 +319,7 @@ class Batcher(Generic[Item, Result]):
         if isinstance(error, Rejected):
             return "refused"
         if self._admission is not None:
-            return self._admission.classify(error)[0]
+            return self._admission.endings.classify(error)[0]
         return classify(error) or "error"
 
     def _must_split(self, run: Run, error: Exception) -> bool:

@@ -11,11 +11,20 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from typing import Literal, Protocol
 
-from gpu_admission.admission.lease import Lease, current_lease
+from gpu_admission.admission.context import current_lease
+from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import QueueFull, Rejected
 from gpu_admission.serving.call import Call
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Snapshot
+
+
+class Endings(Protocol):
+    """What knows how work ended."""
+
+    def classify(
+        self, error: BaseException, /
+    ) -> tuple[Literal["ok", "error", "oom", "fault", "client"], str]: ...
 
 
 class Budget(Protocol):
@@ -23,7 +32,8 @@ class Budget(Protocol):
 
     def lease(self, size: int, /, *, timeout: float | None = None) -> AbstractAsyncContextManager[Lease]: ...
 
-    def classify(self, error: BaseException, /) -> tuple[Literal["error", "oom", "fault", "client"], str]: ...
+    @property
+    def endings(self) -> Endings: ...
 
     def snapshot(self) -> Snapshot: ...
 
