@@ -6,11 +6,10 @@ replica's business, how entries travel the log's; waiting and refusing are the c
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -106,7 +105,7 @@ class SharedLedger:
         self._returns: dict[int, Callable[[], object]] = {}
         self._alone: dict[int, Ticket] = {}
         self._numbers = 0
-        self._depth = 0
+        self._turn = _Turn(self.lock, self._do_all_work)
         self._is_reading = True
         self._is_in = False
         self._since = 0.0
@@ -122,15 +121,17 @@ class SharedLedger:
     def start(self, *, pulse: bool = True) -> None:
         """Join. Raises ``LogAway``, ``ValueError`` for a place that can't be used or other rules."""
         self.log.start(self._outbox.process, self)
-        with self._calling():
+        with self._turn:
             self._enter()
+            if self.log.knows_deaths:
+                self._bury(0.0)
         if pulse:
             self._pulse = Pulse(self.pulse, self.log.wait)
             self._pulse.start()
 
     def stop(self) -> None:
         """Leave, once the last lease has ended: until then its bytes stay counted."""
-        with self._calling():
+        with self._turn:
             for ticket in [t for t in self._own.values() if not t.started]:
                 self.release(ticket)
             self._leaving = True
@@ -142,7 +143,7 @@ class SharedLedger:
         pulse, self._pulse, self._has_left = self._pulse, None, True
         if pulse is not None:
             pulse.stop()
-        with self._calling():
+        with self._turn:
             self._tell_all(Gone(self._outbox.member, certain=True))
         self.log.stop()
         if pulse is not None:
@@ -184,14 +185,14 @@ class SharedLedger:
 
     def ask(self, ticket: Ticket) -> None:
         """The same without waiting for it to come back, which on a folder it has done at once."""
-        with self._calling():
+        with self._turn:
             if self._leaving:
                 ticket.state = REFUSED
                 return
             number = self._numbers = self._numbers + 1
             ticket.number = number
             if ticket.flow is not None:
-                ticket.flow = flow_key(ticket.flow, self.log.where.encode())
+                ticket.flow = flow_key(ticket.flow)
             if self.away is not None and self._grant_alone(ticket):
                 return
             self._own[number] = ticket
@@ -228,7 +229,7 @@ class SharedLedger:
         if ticket.state is not GRANTED or self.away is not None:
             return False
         probe = Ticket(0)
-        with self._calling():
+        with self._turn:
             probe.number = self._numbers = self._numbers + 1
             self._append(Beat(tuple(self._resident())), asks=(probe.number,))
             back = self._is_fresh()
@@ -278,7 +279,7 @@ class SharedLedger:
 
     def release(self, ticket: Ticket) -> None:
         """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
-        with self._calling():
+        with self._turn:
             number = ticket.number
             if self._own.get(number) is not ticket:
                 return
@@ -293,7 +294,7 @@ class SharedLedger:
 
     def change(self, ticket: Ticket, size: int) -> None:
         """Make a held ticket ``size`` bytes large, whether that fits or not."""
-        with self._calling():
+        with self._turn:
             if self._own.get(ticket.number) is ticket:
                 self._append(Change(ticket.number, size))
 
@@ -303,7 +304,7 @@ class SharedLedger:
         Raises ``LogAway`` when it did not come back in time: then nothing has grown.
         """
         came = threading.Event()
-        with self._calling():
+        with self._turn:
             if self._own.get(ticket.number) is not ticket:
                 return False
             before = ticket.bytes
@@ -339,7 +340,7 @@ class SharedLedger:
         self._say(Drain(closed))
 
     def _say(self, operation: Operation) -> None:
-        with self._calling():
+        with self._turn:
             self._tell_all(operation)
 
     def _tell_all(self, operation: Operation) -> None:
@@ -363,7 +364,7 @@ class SharedLedger:
 
     def members(self) -> tuple[MemberView, ...]:
         """Which process holds what."""
-        with self._calling():
+        with self._turn:
             self.log.catch_up()
             return view_members(self.replica, self._outbox.member, self.now())
 
@@ -381,7 +382,7 @@ class SharedLedger:
     # the log reports
 
     def received(self, entries: Sequence[Entry]) -> None:
-        with self._calling():
+        with self._turn:
             replica, outbox = self.replica, self._outbox
             for at, data in entries:
                 changed = replica.apply(at, data)
@@ -402,7 +403,7 @@ class SharedLedger:
                 back()
 
     def restarted(self, snapshot: bytes | None) -> None:
-        with self._calling():
+        with self._turn:
             self._is_reading = True
             self._changed.clear()
             self.replica = Replica(self._own_ticket)
@@ -410,7 +411,7 @@ class SharedLedger:
                 dump.load(self.replica, snapshot)
 
     def went_away(self, why: str) -> None:
-        with self._calling():
+        with self._turn:
             if self.away is None:
                 logger.warning("%s: requests wait for it; what runs goes on", why)
             self.away = why
@@ -418,7 +419,7 @@ class SharedLedger:
                 back()
 
     def came_back(self) -> None:
-        with self._calling():
+        with self._turn:
             if self.away is not None:
                 logger.warning("the shared budget %s is back", self.log.where)
             self.away = None
@@ -449,7 +450,7 @@ class SharedLedger:
 
     def pulse(self) -> float:
         """Catch up, beat, look for deaths: called by a thread. Returns seconds until the next."""
-        with self._calling():
+        with self._turn:
             if self._has_left:
                 return 0.0
             now = self._clock()
@@ -497,17 +498,10 @@ class SharedLedger:
     def _append(self, *operations: Operation, asks: Sequence[int] = ()) -> None:
         self.log.append(self._outbox.say(*operations, asks=asks))
 
-    @contextlib.contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Hold the lock; whatever the log's reports call for is done last, outside of the log."""
-        with self.lock:
-            self._depth += 1
-            try:
-                yield
-                while self._depth == 1 and not self._is_reading and self._has_work():
-                    self._do_work()
-            finally:
-                self._depth -= 1
+    def _do_all_work(self) -> None:
+        """What the log's reports call for is done last, outside of the log."""
+        while not self._is_reading and self._has_work():
+            self._do_work()
 
     def _has_work(self) -> bool:
         return bool(self._changed) or self.replica.terms is not self._agreed or self._is_out()
@@ -549,6 +543,29 @@ class SharedLedger:
                 self.log.where,
                 "; ".join(differences(self.terms, self._agreed)),
             )
+
+
+class _Turn:
+    """Holds the lock for one call; ``last`` is done before the outermost one ends."""
+
+    __slots__ = ("_depth", "_last", "_lock")
+
+    def __init__(self, lock: Any, last: Callable[[], None]) -> None:
+        self._lock = lock
+        self._last = last
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self._depth == 1:
+                self._last()
+        finally:
+            self._depth -= 1
+            self._lock.release()
 
 
 def _ask_for(ticket: Ticket, state: Any) -> Ask:

@@ -70,14 +70,11 @@ class MemoryLog:
     def __init__(self, hub: MemoryHub) -> None:
         self.hub = hub
         self.where = "memory"
+        self.knows_deaths = hub.knows_deaths
         self.is_cut = False
         self.unsent: list[bytes] = []
         """What was appended while the way was cut: lost, as in a closed connection."""
         self.woken = threading.Event()
-
-    @property
-    def knows_deaths(self) -> bool:
-        return self.hub.knows_deaths
 
     def start(self, process: str, listener: Listener) -> None:
         self.process, self.listener = process, listener

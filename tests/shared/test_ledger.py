@@ -38,7 +38,7 @@ def test_first_come_first_served_over_all_processes() -> None:
     world[0].shared.release(first)
     for ticket in waiting:
         world.catch_up()
-        assert [t.state for t in waiting if t.state is not ENDED][0] is GRANTED
+        assert next(t.state for t in waiting if t.state is not ENDED) is GRANTED
         assert ticket.state is GRANTED
         world.processes[waiting.index(ticket) % 3].shared.release(ticket)
     world.catch_up()
