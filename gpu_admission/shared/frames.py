@@ -6,8 +6,8 @@ Owns the bytes of a file's head and of one frame. Pure; files are ``logfile``'s.
 from __future__ import annotations
 
 import struct
-import zlib
 from typing import NamedTuple
+from zlib import crc32
 
 from gpu_admission.shared.protocol import Entry
 
@@ -16,7 +16,7 @@ _HEAD = struct.Struct("<8s16s36sQ")
 _MAGIC = b"\x93gA\xe1"
 _SNAPSHOT = b"\x93gA\xe5"
 _FILE = b"GPUADM1\n"
-_LARGEST = 1 << 28
+_LOW = 0xFFFFFFFF
 HEAD_SIZE = _HEAD.size
 
 
@@ -44,11 +44,7 @@ class Head(NamedTuple):
 def frame(data: bytes, stamp: int, *, snapshot: bool = False) -> bytes:
     """One frame; ``stamp`` in nanoseconds."""
     magic = _SNAPSHOT if snapshot else _MAGIC
-    return _FRAME.pack(magic, len(data), _check(data, stamp), stamp) + data
-
-
-def _check(data: bytes, stamp: int) -> int:
-    return zlib.crc32(data, stamp & 0xFFFFFFFF)
+    return _FRAME.pack(magic, len(data), crc32(data, stamp & _LOW), stamp) + data
 
 
 class Frames:
@@ -60,10 +56,8 @@ class Frames:
 
     def read_snapshot(self, data: bytes) -> tuple[bytes | None, int]:
         """The snapshot that ``data`` begins with, if it does, and the bytes that it takes."""
-        if data[:4] != _SNAPSHOT:
-            return None, 0
         read: list[Entry] = []
-        size = self._read_one(data, 0, read)
+        size = self._read_one(data, 0, _SNAPSHOT, read)
         return (read[0].data, size) if size else (None, 0)
 
     def read(self, data: bytes, entries: list[Entry]) -> int:
@@ -74,7 +68,7 @@ class Frames:
         """
         place, end = 0, len(data)
         while place < end:
-            size = self._read_one(data, place, entries)
+            size = self._read_one(data, place, _MAGIC, entries)
             if size:
                 place += size
                 continue
@@ -84,17 +78,17 @@ class Frames:
             place = place_of_next
         return place
 
-    def _read_one(self, data: bytes, place: int, entries: list[Entry]) -> int:
-        if len(data) - place < _FRAME.size:
-            return 0
-        magic, length, check, stamp = _FRAME.unpack_from(data, place)
+    def _read_one(self, data: bytes, place: int, magic: bytes, entries: list[Entry]) -> int:
+        """The bytes that the frame at ``place`` takes; 0 where none is whole."""
         start = place + _FRAME.size
-        if magic not in (_MAGIC, _SNAPSHOT) or length > _LARGEST or start + length > len(data):
+        if start > len(data):
             return 0
+        said, length, check, stamp = _FRAME.unpack_from(data, place)
         payload = data[start : start + length]
-        if _check(payload, stamp) != check:
+        if said != magic or len(payload) != length or crc32(payload, stamp & _LOW) != check:
             return 0
-        self.latest = max(self.latest, stamp)
+        if stamp > self.latest:
+            self.latest = stamp
         entries.append(Entry(self.latest / 1e9, payload))
         return _FRAME.size + int(length)
 
@@ -102,6 +96,6 @@ class Frames:
         """Where the next whole frame begins; -1 where there is none yet."""
         trial = Frames()
         while (place := data.find(_MAGIC, place + 1)) >= 0:
-            if trial._read_one(data, place, []):
+            if trial._read_one(data, place, _MAGIC, []):
                 return place
         return -1

@@ -108,6 +108,7 @@ class SharedLedger:
         self._turn = _Turn(self.lock, self._do_all_work)
         self._is_reading = True
         self._is_in = False
+        self._epoch = 0
         self._since = 0.0
         self._seen: tuple[float, float] = (0.0, clock())
         self._beaten = self._looked = -math.inf
@@ -157,7 +158,8 @@ class SharedLedger:
         self._alone.clear()
         holds = tuple(self._held(ticket) for ticket in self._own.values() if ticket.started)
         join = Join(pid(), host_name(), self.terms, self._since, former, holds)
-        self.log.append(self._outbox.say(join))
+        self._epoch = self.replica.epoch
+        self._append(join)
         waiting = [ticket for ticket in self._own.values() if not ticket.started]
         for place in range(0, len(waiting), MOST_OPERATIONS):
             part = waiting[place : place + MOST_OPERATIONS]
@@ -425,7 +427,7 @@ class SharedLedger:
             self.away = None
             self._is_reading = False
             member = self.replica.members.living.get(self._outbox.member)
-            if member is None and self._is_in:
+            if self._is_out():
                 return  # declared dead: it joins again at once
             for data in self._outbox.again(0 if member is None else member.serial):
                 self.log.append(data)
@@ -459,8 +461,12 @@ class SharedLedger:
             if self.log.knows_deaths:
                 self._bury(0.0)
             if self.away is None and not self._is_reading:
-                self.log.compact(partial(dump.dump, self.replica))
+                self.log.compact(self._snapshot)
             return self._pause(now)
+
+    def _snapshot(self) -> bytes:
+        with self.lock:
+            return dump.dump(self.replica)
 
     def _beat_if_due(self, now: float) -> None:
         resident = tuple(self._resident())
@@ -496,7 +502,9 @@ class SharedLedger:
     # appending
 
     def _append(self, *operations: Operation, asks: Sequence[int] = ()) -> None:
-        self.log.append(self._outbox.say(*operations, asks=asks))
+        data = self._outbox.say(*operations, asks=asks)
+        if self.away is None and not self._is_reading:  # else it is appended when the log is back
+            self.log.append(data)
 
     def _do_all_work(self) -> None:
         """What the log's reports call for is done last, outside of the log."""
@@ -507,8 +515,11 @@ class SharedLedger:
         return bool(self._changed) or self.replica.terms is not self._agreed or self._is_out()
 
     def _is_out(self) -> bool:
-        """Whether it took part, and does no more against its will."""
-        return self._is_in and not self._has_left and self._outbox.member not in self.replica.members.living
+        """Whether it took part, or was about to, and does no more against its will."""
+        member = self._outbox.member
+        if not member or self._has_left or member in self.replica.members.living:
+            return False
+        return self._is_in or self._epoch != self.replica.epoch
 
     def _do_work(self) -> None:
         changed, self._changed = self._changed, []
@@ -521,18 +532,19 @@ class SharedLedger:
         if self.replica.terms is not self._agreed:
             self._compare_terms()
         if self._is_out():
-            self._was_declared_dead()
+            self._join_again()
 
-    def _was_declared_dead(self) -> None:
+    def _join_again(self) -> None:
         held = sum(ticket.started for ticket in self._own.values())
-        self.leases_lost += held
-        logger.warning(
-            "this process is not a member of the shared budget %s any more (it was silent for longer than "
-            "lease_ttl=%g s, was evicted, or the log has begun anew): it joins again with %d leases",
-            self.log.where,
-            self._ttl,
-            held,
-        )
+        if self._is_in:
+            self.leases_lost += held
+            logger.warning(
+                "this process is no member of the shared budget %s any more (it was silent for longer than "
+                "lease_ttl=%g s, was evicted, or the log has begun anew): it joins again with %d leases",
+                self.log.where,
+                self._ttl,
+                held,
+            )
         self._enter()
 
     def _compare_terms(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TypeAlias
 
 from gpu_admission.shared.operations import Operation, encode
 from gpu_admission.shared.protocol import LogAway
@@ -15,12 +15,8 @@ from gpu_admission.shared.protocol import LogAway
 MOST_UNSAID = 20_000
 
 
-class Said(NamedTuple):
-    """One entry on its way; ``asks`` are the numbers of the tickets that it asks for."""
-
-    data: bytes
-    asks: Sequence[int]
-    sent: float
+Said: TypeAlias = tuple[bytes, Sequence[int], float]
+"""One entry on its way: its bytes, the tickets that it asks for, and when it was sent."""
 
 
 class Outbox:
@@ -54,7 +50,7 @@ class Outbox:
             raise LogAway(f"{MOST_UNSAID} operations on the shared budget have not come back")
         self._serial += 1
         data = encode(self.member, self._serial, *operations)
-        self._said[self._serial] = Said(data, asks, self._clock())
+        self._said[self._serial] = (data, asks, self._clock())
         return data
 
     def came_back(self, serial: int) -> Sequence[int]:
@@ -62,13 +58,15 @@ class Outbox:
         said = self._said.pop(serial, None)
         if said is None:
             return ()
-        self.confirmed = max(self.confirmed, said.sent)
-        return said.asks
+        _, asks, sent = said
+        if sent > self.confirmed:
+            self.confirmed = sent
+        return asks
 
     def again(self, last: int) -> list[bytes]:
         """What to append again, where the log has this membership's entries up to ``last``."""
         now = self._clock()
         for serial in [serial for serial in self._said if serial <= last]:
             del self._said[serial]
-        self._said = {serial: said._replace(sent=now) for serial, said in self._said.items()}
-        return [said.data for said in self._said.values()]
+        self._said = {serial: (data, asks, now) for serial, (data, asks, _) in self._said.items()}
+        return [data for data, _, _ in self._said.values()]

@@ -51,10 +51,10 @@ class Log(Protocol):
     """Whether ``is_alive`` is certain, so that no time limit has to decide."""
 
     def start(self, process: str, listener: Listener) -> None:
-        """Begin to report: first ``restarted`` and all there is, then whatever comes.
+        """Begin to report: first ``restarted``, all there is and ``came_back``, then whatever comes.
 
-        After all there is comes ``came_back``. Makes the log where there is none. Raises
-        ``LogAway``, or ``ValueError`` for a place that can't be used.
+        Makes the log where there is none. One that can't be reached is reported by
+        ``went_away``. Raises ``ValueError`` for a place that can't be used.
         """
 
     def append(self, data: bytes) -> None:

@@ -57,7 +57,7 @@ class Replica:
         self.message: Message | None = None
         """What the last entry said, if it could be read."""
         self._begin()
-        self._apply: dict[type, Callable[[Member, Any, float], Sequence[Ticket]]] = {
+        self._apply: dict[type, Callable[[Any, Any, float], Sequence[Ticket]]] = {
             Ask: self._ask,
             End: self._end,
             Change: self._change,
@@ -104,21 +104,28 @@ class Replica:
                 return self._settled([*changed, *self._die(member, at, certain=False)])
             member.serial, member.last = message.serial, at
         for operation in message.operations:
-            more = self._one(message, operation, at)
-            changed = more if not changed else [*changed, *more]
-        return self._settled(changed)
+            apply = None if member is None else self._apply.get(type(operation))
+            if apply is None:
+                more = self._from_outside(message, operation, at)
+            else:
+                more = apply(member, operation, at)
+            if more:
+                changed = [*changed, *more] if changed else more
+            if len(message.operations) > 1:
+                member = self.members.living.get(message.member)
+        return self._settled(changed) if changed else _NOTHING
 
-    def _one(self, message: Message, said: Any, at: float) -> Sequence[Ticket]:
-        member = self.members.living.get(message.member)
+    def _from_outside(self, message: Message, said: Any, at: float) -> Sequence[Ticket]:
+        """What one says that is no member, or none yet."""
         kind = type(said)
-        if member is not None:
-            return self._apply[kind](member, said, at) if kind in self._apply else _NOTHING
+        if message.member in self.members.living:
+            return _NOTHING
         if kind is Open:
             return self._open(said)
         if kind is Join and message.serial == 1 and message.member not in self.members.dead:
             return self._join(message.member, said, at)
-        if kind is Gone or kind is Drain:  # an operator needn't take part
-            return _NOTHING if self.ledger is None else self._apply[kind](_OPERATOR, said, at)
+        if kind in (Gone, Drain) and self.ledger is not None:  # an operator needn't take part
+            return self._apply[kind](_OPERATOR, said, at)
         return _NOTHING
 
     def _settled(self, changed: Sequence[Ticket]) -> Sequence[Ticket]:
@@ -267,11 +274,12 @@ class Replica:
     def _ticket(self, member: Member, number: int, size: int, lane: int, flow: bytes | None) -> Ticket:
         assert self.ledger is not None
         ticket = self.own(member.name, number)
-        place = member.lane(lane, len(self.ledger.lanes))
+        if member.lanes is not None or lane >= len(self.ledger.lanes):
+            lane = member.lane(lane, len(self.ledger.lanes))
         if ticket is None:
-            ticket = Ticket(size, place, flow)
+            ticket = Ticket(size, lane, flow)
         else:
-            ticket.renew(size, place, flow)
+            ticket.renew(size, lane, flow)
         ticket.owner, ticket.number = member.name, number
         return ticket
 
