@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
+    from redis import Redis
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _CONNECT_WITHIN = 2.0
-_ANSWER_WITHIN = 5.0
+_ANSWER_WITHIN = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,9 @@ class RedisAddress:
         Raises ``ImportError`` that names the extra.
         """
         try:
-            from redis import asyncio
-            from redis.asyncio.retry import Retry
+            import redis
             from redis.backoff import NoBackoff
+            from redis.retry import Retry
         except ImportError as error:
             raise ImportError(
                 "a shared budget on Redis needs the extra 'redis': pip install gpu-admission[redis]"
@@ -57,12 +57,12 @@ class RedisAddress:
             "protocol": 2,
         }
         if not self.sentinels:
-            return asyncio.Redis.from_url(self.url, **options)
+            return redis.Redis.from_url(self.url, **options)
         parts = urlsplit(self.url)
         options |= {"username": _text(parts.username), "password": _text(parts.password)}
         if parts.scheme == "rediss":
             options["ssl"] = True
-        watch: Any = asyncio.Sentinel
+        watch: Any = redis.Sentinel
         sentinel = watch(list(self.sentinels), sentinel_kwargs=dict(options), **options)
         master: Redis = sentinel.master_for(self.service, db=int(parts.path.strip("/") or 0))
         return master

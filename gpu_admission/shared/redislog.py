@@ -1,9 +1,9 @@
 """A stream on a Redis or Valkey server as the log: one budget for processes on many hosts.
 
-Its client lives in a thread with an event loop of its own, whatever loop the program runs, if
-any: so a loop that is blocked neither delays beats nor makes its process look dead. Two
-connections: one appends, one reads. Owns the stream and its snapshot; what entries mean is the
-replica's business.
+Two connections. One appends, from whatever thread has something to say, and never waits for an
+answer; one reads, in a thread of its own. So it is the same under asyncio, trio and none, and a
+loop that is blocked neither delays beats nor makes its process look dead. Owns the stream and
+its snapshot; what entries mean is the replica's business.
 
 How a loss is seen, so that it is never taken for an empty budget: no append makes the stream
 (``NOMKSTREAM``); every session begins by finding the entry that was read last; and an id that an
@@ -13,7 +13,6 @@ who read begin anew at the same place.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import random
@@ -35,6 +34,7 @@ _BLOCK = 1.0
 _STALLED = _BLOCK + 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _START_WITHIN = 5.0
+_UNSEEN = 32
 _ENTRY, _OPENING, _PROBE = b"d", b"o", b"p"
 
 
@@ -59,20 +59,19 @@ class RedisLog:
         self._seen = 0.0
         self._read_since = 0
         self._dump: Callable[[], bytes] | None = None
-        self._queue: deque[bytes] = deque()
+        self._writer: Writer | None = None
         self._woken = threading.Event()
+        self._stopped = threading.Event()
         self._tried = threading.Event()
         self._refused: Exception | None = None
         self._has_checked = False
-        self._is_scheduled = False
+        self._thread = threading.Thread(target=self._sessions, name="gpu_admission.redis", daemon=True)
 
     # from any thread
 
     def start(self, process: str, listener: Listener) -> None:
         self._listener = listener
         self._address.client()  # says which extra is missing, here and not in the thread
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="gpu_admission.redis", daemon=True)
         self._thread.start()
         if not self._tried.wait(_START_WITHIN):
             listener.went_away(f"the shared budget {self.where} did not answer within {_START_WITHIN:g} s")
@@ -80,12 +79,15 @@ class RedisLog:
             raise ValueError(f"the shared budget {self.where}: {self._refused}") from self._refused
 
     def append(self, data: bytes) -> None:
-        self._queue.append(data)
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon_threadsafe(self._work.set)
+        writer = self._writer
+        if writer is not None:
+            writer.add(data, self._place)
 
     def catch_up(self) -> bool:
+        """The reader does; here it is only seen what became of what was appended."""
+        writer = self._writer
+        if writer is not None:
+            writer.look()
         return False
 
     def wake(self, processes: Collection[str]) -> None:
@@ -103,89 +105,64 @@ class RedisLog:
             self._dump = snapshot
 
     def stop(self) -> None:
+        """What was said last has been sent; the server has it even if this process ends now."""
+        self._stopped.set()
         self._woken.set()
-        with contextlib.suppress(RuntimeError):  # its loop has ended already
-            self._loop.call_soon_threadsafe(self._main.cancel)
-        self._thread.join(_START_WITHIN)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_START_WITHIN)
 
-    # in the thread
+    # sessions, in the thread
 
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._work = asyncio.Event()
-        self._main = self._loop.create_task(self._sessions())
-        try:
-            with contextlib.suppress(asyncio.CancelledError):
-                self._loop.run_until_complete(self._main)
-        finally:
-            self._loop.close()
-            self._tried.set()
-
-    async def _sessions(self) -> None:
+    def _sessions(self) -> None:
         from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
 
         pause = _FIRST_PAUSE
-        while True:
+        while not self._stopped.is_set():
             try:
-                await self._session()
+                self._session()
             except _Lost:
-                pause = _FIRST_PAUSE
                 continue
-            except (AuthenticationError, AuthorizationError) as error:
-                if not self._tried.is_set():
+            except (RedisError, OSError) as error:
+                denied = isinstance(error, (AuthenticationError, AuthorizationError))
+                if denied and not self._tried.is_set():
                     self._refused = error
-                    return
+                    break
+                pause = _FIRST_PAUSE if self._seen else min(_LONGEST_PAUSE, pause * 2)
                 self._went_away(error)
-            except (RedisError, OSError, TimeoutError) as error:
-                if self._seen:
-                    pause = _FIRST_PAUSE
-                self._went_away(error)
-            self._seen = 0.0
-            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(_LONGEST_PAUSE, pause * 2)
+            self._stopped.wait(pause * random.uniform(0.5, 1.0))
+        self._tried.set()
 
     def _went_away(self, error: Exception) -> None:
         said = str(error) or type(error).__name__
         self._listener.went_away(f"the shared budget {self.where} can't be reached ({said})")
         self._tried.set()
 
-    async def _session(self) -> None:
+    def _session(self) -> None:
         """Everything from connecting to the connection's end."""
-        async with self._address.client() as reader, self._address.client() as writer:
-            await self._check_server(reader)
-            await self._begin(reader)
-            await self._read_up_to(reader, await self._probe(writer))
-            self._queue.clear()
-            self._seen = time.monotonic()
-            self._listener.came_back()
-            self._tried.set()
-            await self._read_and_append(reader, writer)
+        self._seen = 0.0
+        with self._address.client() as reader, self._address.client() as client:
+            self._check_server(reader)
+            self._begin(reader)
+            self._read_up_to(reader, self._probe(reader))
+            writer = self._writer = Writer(client, self._stream)
+            try:
+                self._seen = time.monotonic()
+                self._listener.came_back()
+                self._tried.set()
+                self._read(reader, writer)
+            finally:
+                self._writer = None
+                writer.close()
 
-    async def _read_and_append(self, reader: Any, writer: Any) -> None:
-        tasks = {asyncio.create_task(self._read(reader)), asyncio.create_task(self._append(writer))}
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._append_all(writer), 1.0)
-            raise
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        for task in done:
-            task.result()
-
-    async def _check_server(self, client: Any) -> None:
+    def _check_server(self, client: Any) -> None:
         """Once: a server that may throw the log away for want of memory is no place for a budget."""
         if self._has_checked:
             return
         from redis.exceptions import ResponseError
 
-        await client.ping()
+        client.ping()
         with contextlib.suppress(ResponseError):  # some services don't let one ask
-            said = await client.config_get("maxmemory-policy")
-            policy = said.get("maxmemory-policy", "noeviction")
+            policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "noeviction")
             if policy != "noeviction":
                 logger.warning(
                     "the shared budget %s lies on a server with maxmemory-policy=%s: it may throw the budget "
@@ -197,71 +174,65 @@ class RedisLog:
 
     # which log this is
 
-    async def _begin(self, client: Any) -> None:
+    def _begin(self, client: Any) -> None:
         """Go on behind what was read last; or begin with the snapshot, the first entry, or a new log."""
-        if self._place is not None and await self._has(client, self._place):
+        if self._place is not None and self._has(client, self._place):
             return
-        snapshot = await client.hgetall(self._snapshot)
+        snapshot = client.hgetall(self._snapshot)
         place = snapshot.get(b"place")
-        if (
-            place
-            and await self._has(client, place)
-            and (self._place is None or _key(place) > _key(self._place))
-        ):
+        if place and self._has(client, place) and (self._place is None or _key(place) > _key(self._place)):
             self._restart(place, snapshot[b"state"], snapshot[b"opened"])
             return
-        first = await client.xrange(self._stream, count=1)
+        first = client.xrange(self._stream, count=1)
         if first and _OPENING in first[0][1] and first[0][0] != self._opened:
             self._restart(b"0-0", None, b"")
             return
         why = "the log is new" if self._place is None else "the log lacks what was read before"
-        await self._open(client, why)
+        self._open(client, why)
 
-    async def _has(self, client: Any, place: bytes) -> bool:
-        return bool(await client.xrange(self._stream, place, place))
+    def _has(self, client: Any, place: bytes) -> bool:
+        return bool(client.xrange(self._stream, place, place))
 
     def _restart(self, place: bytes, snapshot: bytes | None, opened: bytes) -> None:
         self._place, self._opened = place, opened
         self._read_since = 0
         self._listener.restarted(snapshot)
 
-    async def _open(self, client: Any, why: str) -> None:
+    def _open(self, client: Any, why: str) -> None:
         data = encode("", 0, Open(self._settle, expires=True, why=why))
-        place = await client.execute_command("XADD", self._stream, "*", _OPENING, data)
+        place = client.execute_command("XADD", self._stream, "*", _OPENING, data)
         logger.warning(
             "the shared budget %s begins anew (%s): it grants nothing for %g s", self.where, why, self._settle
         )
         self._restart(place, None, place)
         self._listener.received([Entry(_seconds(place), data)])
 
-    async def _probe(self, client: Any) -> bytes:
+    def _probe(self, client: Any) -> bytes:
         """An empty entry: the server takes writes, and what is read up to it is all there is."""
-        place: bytes | None = await client.execute_command(*self._add(_PROBE, b""))
+        place: bytes | None = client.execute_command(*_add(self._stream, _PROBE, b""))
         if place is None:
             raise _Lost
         return place
 
-    def _add(self, field: bytes, data: bytes) -> tuple[Any, ...]:
-        return "XADD", self._stream, "NOMKSTREAM", "*", field, data
-
     # reading
 
-    async def _read_up_to(self, client: Any, last: bytes) -> None:
-        while self._place is not None and _key(self._place) < _key(last):
-            if not self._take(await client.xread({self._stream: self._place}, count=_AT_ONCE)):
+    def _read_up_to(self, client: Any, last: bytes) -> None:
+        while _key(self._place or b"0-0") < _key(last):
+            if not self._take(client.xread({self._stream: self._place}, count=_AT_ONCE)):
                 raise _Lost
 
-    async def _read(self, client: Any) -> None:
+    def _read(self, client: Any, writer: Writer) -> None:
         block = int(_BLOCK * 1000)
-        while True:
-            assert self._place is not None
-            self._take(await client.xread({self._stream: self._place}, count=_AT_ONCE, block=block))
+        while not self._stopped.is_set():
+            self._take(client.xread({self._stream: self._place}, count=_AT_ONCE, block=block))
             now = time.monotonic()
-            if now - self._seen > _STALLED and not await self._has(client, self._place):
+            if now - self._seen > _STALLED and not self._has(client, self._place or b""):
                 raise _Lost  # this process stood still for so long that the log was cut behind it
             self._seen = now
+            if writer.failure is not None:
+                raise writer.failure
             if self._dump is not None:
-                await self._compact(client)
+                self._compact(client)
 
     def _take(self, said: Sequence[Any]) -> bool:
         if not said:
@@ -269,63 +240,40 @@ class RedisLog:
         entries = []
         for place, fields in said[0][1]:
             self._place = place
-            data = fields.get(_ENTRY)
-            if data is None:
-                data = fields.get(_OPENING)
-                if data is None:
-                    continue
-                self._opened = place
-            entries.append(Entry(_seconds(place), data))
+            data = fields.get(_ENTRY) or fields.get(_OPENING)
+            if data is not None:
+                entries.append(Entry(_seconds(place), data))
+                if _OPENING in fields:
+                    self._opened = place
         self._read_since += len(entries)
         if entries:
             self._listener.received(entries)
         return True
 
-    # appending
-
-    async def _append(self, client: Any) -> None:
-        while True:
-            await self._work.wait()
-            self._work.clear()
-            self._is_scheduled = False
-            await self._append_all(client)
-
-    async def _append_all(self, client: Any) -> None:
-        """All that is there goes out together, and costs one way there and back."""
-        while self._queue:
-            before = self._place
-            pipeline = client.pipeline(transaction=False)
-            while self._queue:
-                pipeline.execute_command(*self._add(_ENTRY, self._queue.popleft()))
-            places = await pipeline.execute()
-            if None in places or (before is not None and _key(places[0]) <= _key(before)):
-                raise _Lost
-
     # a snapshot in the place of what lies before it
 
-    async def _compact(self, client: Any) -> None:
+    def _compact(self, client: Any) -> None:
         from redis.exceptions import WatchError
 
         dump, self._dump = self._dump, None
         self._read_since = 0
-        if dump is None or await client.xlen(self._stream) < self._long:
+        if dump is None or client.xlen(self._stream) < self._long:
             return  # another process has done it
         place = self._place
         assert place is not None
         state = dump()
-        with contextlib.suppress(WatchError):
-            async with client.pipeline() as pipeline:
-                await pipeline.watch(self._snapshot)
-                before = await pipeline.hget(self._snapshot, "place")
-                if before is not None and _key(before) >= _key(place):
-                    return
-                pipeline.multi()
-                fields = {"place": place, "state": state, "opened": self._opened}
-                pipeline.hset(self._snapshot, mapping=fields)
-                if before is not None:
-                    # Not what lies behind the last snapshot: a slow reader may still be there.
-                    pipeline.execute_command("XTRIM", self._stream, "MINID", before)
-                await pipeline.execute()
+        with contextlib.suppress(WatchError), client.pipeline() as pipeline:
+            pipeline.watch(self._snapshot)
+            before = pipeline.hget(self._snapshot, "place")
+            if before is not None and _key(before) >= _key(place):
+                return
+            pipeline.multi()
+            fields = {"place": place, "state": state, "opened": self._opened}
+            pipeline.hset(self._snapshot, mapping=fields)
+            if before is not None:
+                # Not what lies behind the last snapshot: a slow reader may still be there.
+                pipeline.execute_command("XTRIM", self._stream, "MINID", before)
+            pipeline.execute()
 
 
 def _key(place: bytes) -> tuple[int, int]:
@@ -336,3 +284,53 @@ def _key(place: bytes) -> tuple[int, int]:
 
 def _seconds(place: bytes) -> float:
     return int(place.partition(b"-")[0]) / 1000
+
+
+class Writer:
+    """The connection that appends. What came of it is looked at later, and by who reads."""
+
+    def __init__(self, client: Any, stream: str) -> None:
+        self.failure: Exception | None = None
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._pool = client.connection_pool
+        self._connection = self._pool.get_connection()
+        self._after: deque[bytes] = deque()
+        """For each append on its way: what had been read before."""
+
+    def add(self, data: bytes, place: bytes | None) -> None:
+        """Append; it costs what a write to a socket does."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            try:
+                self._connection.send_command(*_add(self._stream, _ENTRY, data))
+                self._after.append(place or b"0-0")
+                if len(self._after) > _UNSEEN:
+                    self._look()
+            except Exception as error:
+                self.failure = error
+
+    def look(self) -> None:
+        """See what became of it."""
+        with self._lock:
+            try:
+                self._look()
+            except Exception as error:
+                self.failure = error
+
+    def _look(self) -> None:
+        while self._after and self._connection.can_read(0):
+            place = self._connection.read_response()
+            if place is None or _key(place) <= _key(self._after.popleft()):
+                raise _Lost
+
+    def close(self) -> None:
+        with self._lock:
+            self.failure = self.failure or _Lost()
+            self._connection.disconnect()
+            self._pool.release(self._connection)
+
+
+def _add(stream: str, field: bytes, data: bytes) -> tuple[Any, ...]:
+    return "XADD", stream, "NOMKSTREAM", "*", field, data
