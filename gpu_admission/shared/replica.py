@@ -206,14 +206,16 @@ class Replica:
     def _agree(self, terms: Terms, since: float, at: float) -> Sequence[Ticket]:
         """Put ``terms`` into force, where they are the newest and not those in force already."""
         changed: Sequence[Ticket] = _NOTHING
+        force, is_newest = self.terms, self.terms is None or since >= self.since
+        if is_newest:
+            self.terms, self.since = terms, since
         if self.ledger is None:
             self.ledger = ledger_of(terms)
             self._run(at)
-        elif since >= self.since and terms != self.terms:
+        elif is_newest and terms != force:
             self.ledger, changed = take_terms(self.ledger, terms, self.held(), at)
             changed = [*changed, *self._run(at)]
-        if self.terms is None or since >= self.since:
-            self.terms, self.since = terms, since
+        assert self.terms is not None
         for member in self.members:
             member.follow(self.terms)
         return changed
