@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import State, Ticket
 from gpu_admission.shared.operations import (
     Allow,
@@ -22,9 +21,11 @@ from gpu_admission.shared.operations import (
     Operation,
     Refuse,
     Resize,
+    Terms,
     decode,
 )
 from gpu_admission.shared.protocol import Entry
+from gpu_admission.shared.terms import ledger_of
 
 Said = list[tuple[str, int, str]]
 
@@ -32,8 +33,9 @@ Said = list[tuple[str, int, str]]
 class Plain:
     """One ledger for everybody, where deaths are known: time kills nobody."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self.ledger = ledger
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.ledger = ledger_of(terms)
         self.tickets: dict[tuple[str, int], Ticket] = {}
         self.ceilings: dict[tuple[str, int], int | None] = {}
         self.most = 0
@@ -82,7 +84,7 @@ class Plain:
             case Resize(capacities):
                 return ledger.resize(capacities, now)
             case Drain(closed):
-                return ledger.close(now) if closed else ledger.reopen(None, now)
+                return ledger.close(now) if closed else ledger.reopen(self.terms.max_running, now)
             case Refuse():
                 return ledger.refuse(self._of(who, State.WAITING), now)
             case Gone(member):
