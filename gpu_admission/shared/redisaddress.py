@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -95,7 +95,8 @@ def parse(address: str) -> RedisAddress:
         sentinels = tuple(_host(host) for host in hosts.split(","))
         netloc = f"{login}@sentinel" if login else "sentinel"
     scheme = parts.scheme.partition("+")[0]
-    url = urlunsplit((scheme, netloc, socket or f"/{database}", urlencode(query), ""))
+    rest = f"?{urlencode(query)}" if query else ""
+    url = f"{scheme}://{netloc}{socket or f'/{database}'}{rest}"
     return RedisAddress(url, name, prefix, where, sentinels, service)
 
 

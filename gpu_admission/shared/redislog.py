@@ -6,9 +6,9 @@ loop that is blocked neither delays beats nor makes its process look dead. Owns 
 its snapshot; what entries mean is the replica's business.
 
 How a loss is seen, so that it is never taken for an empty budget: no append makes the stream
-(``NOMKSTREAM``); every session begins by finding the entry that was read last; and an id that an
-append gets must lie behind it. Where the stream is another one, ``Open`` is appended: by it all
-who read begin anew at the same place.
+(``NOMKSTREAM``); every session begins by finding the entry that was read last, on the very server
+that it was read from; and an id that an append gets must lie behind it. Else ``Open`` is
+appended: by it all who read begin anew at the same place.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class RedisLog:
         self._stream = address.key("log")
         self._snapshot = address.key("snapshot")
         self._place: bytes | None = None
-        self._opened = b""
+        self._run = address.key("run")
+        self._server = b""
         self._seen = 0.0
         self._read_since = 0
         self._dump: Callable[[], bytes] | None = None
@@ -175,37 +176,42 @@ class RedisLog:
     # which log this is
 
     def _begin(self, client: Any) -> None:
-        """Go on behind what was read last; or begin with the snapshot, the first entry, or a new log."""
-        if self._place is not None and self._has(client, self._place):
-            return
+        """Go on behind what was read last; or begin with the snapshot, the opening, or a new log.
+
+        A server that has started anew, or was promoted, may lack the end of what others have read:
+        it begins a new log, even if this process misses nothing.
+        """
+        said = client.info()
+        server = f"{said.get('run_id')}:{said.get('master_replid')}".encode()
+        before, self._server = self._server, server
+        run = client.hgetall(self._run)
+        if run.get(b"server") != server:
+            return self._open(client, "the server is another one, or lacks the log", server)
+        if before == server and self._place is not None and self._has(client, self._place):
+            return None
         snapshot = client.hgetall(self._snapshot)
-        place = snapshot.get(b"place")
-        if place and self._has(client, place) and (self._place is None or _key(place) > _key(self._place)):
-            self._restart(place, snapshot[b"state"], snapshot[b"opened"])
-            return
-        first = client.xrange(self._stream, count=1)
-        if first and _OPENING in first[0][1] and first[0][0] != self._opened:
-            self._restart(b"0-0", None, b"")
-            return
-        why = "the log is new" if self._place is None else "the log lacks what was read before"
-        self._open(client, why)
+        if snapshot and self._has(client, snapshot[b"place"]):
+            return self._restart(snapshot[b"place"], snapshot[b"state"])
+        if self._has(client, run[b"opened"]):
+            return self._restart(_just_before(run[b"opened"]), None)
+        return self._open(client, "the log lacks what was read before", server)
 
     def _has(self, client: Any, place: bytes) -> bool:
         return bool(client.xrange(self._stream, place, place))
 
-    def _restart(self, place: bytes, snapshot: bytes | None, opened: bytes) -> None:
-        self._place, self._opened = place, opened
+    def _restart(self, place: bytes, snapshot: bytes | None) -> None:
+        self._place = place
         self._read_since = 0
         self._listener.restarted(snapshot)
 
-    def _open(self, client: Any, why: str) -> None:
+    def _open(self, client: Any, why: str, server: bytes) -> None:
         data = encode("", 0, Open(self._settle, expires=True, why=why))
         place = client.execute_command("XADD", self._stream, "*", _OPENING, data)
-        logger.warning(
-            "the shared budget %s begins anew (%s): it grants nothing for %g s", self.where, why, self._settle
-        )
-        self._restart(place, None, place)
-        self._listener.received([Entry(_seconds(place), data)])
+        client.delete(self._snapshot)
+        client.hset(self._run, mapping={"server": server, "opened": place})
+        said = "the shared budget %s begins anew (%s): it grants nothing for %g s"
+        logger.warning(said, self.where, why, self._settle)
+        self._restart(_just_before(place), None)
 
     def _probe(self, client: Any) -> bytes:
         """An empty entry: the server takes writes, and what is read up to it is all there is."""
@@ -243,8 +249,6 @@ class RedisLog:
             data = fields.get(_ENTRY) or fields.get(_OPENING)
             if data is not None:
                 entries.append(Entry(_seconds(place), data))
-                if _OPENING in fields:
-                    self._opened = place
         self._read_since += len(entries)
         if entries:
             self._listener.received(entries)
@@ -268,7 +272,7 @@ class RedisLog:
             if before is not None and _key(before) >= _key(place):
                 return
             pipeline.multi()
-            fields = {"place": place, "state": state, "opened": self._opened}
+            fields = {"place": place, "state": state}
             pipeline.hset(self._snapshot, mapping=fields)
             if before is not None:
                 # Not what lies behind the last snapshot: a slow reader may still be there.
@@ -280,6 +284,11 @@ def _key(place: bytes) -> tuple[int, int]:
     """Places in their order."""
     milliseconds, _, number = place.partition(b"-")
     return int(milliseconds), int(number)
+
+
+def _just_before(place: bytes) -> bytes:
+    milliseconds, number = _key(place)
+    return b"%d-%d" % ((milliseconds, number - 1) if number else (milliseconds - 1, (1 << 64) - 1))
 
 
 def _seconds(place: bytes) -> float:
