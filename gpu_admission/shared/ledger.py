@@ -257,7 +257,7 @@ class SharedLedger:
             return True
 
     def _is_fresh(self) -> bool:
-        return self._clock() - self._outbox.confirmed <= self._ttl / 2
+        return self._clock() - self._outbox.confirmed < self._ttl / 2
 
     @property
     def _ttl(self) -> float:

@@ -90,7 +90,7 @@ class Model:
         if p.belief == NONE and p.left:
             asked = self._put(s, i, p._replace(left=p.left - 1))
             yield f"{i} asks", self.entry(asked, i, "ask")
-        if p.belief == GRANTED and (p.age <= HALF or self.flaw == "old grant"):
+        if p.belief == GRANTED and (p.age < HALF or self.flaw == "old grant"):
             yield f"{i} starts", self._put(s, i, p._replace(belief=RUNNING))
         if p.belief == RUNNING:
             over = self._put(s, i, p._replace(belief=NONE, given=False))
@@ -134,10 +134,15 @@ class Model:
                 silent=min(p.silent + 1, TTL + 1),
                 age=min(p.age + 1, HALF + 1),
                 rest=max(0, p.rest - 1),
+                given=p.given or (s.settle == 1 and self._missed_it(p)),
             )
             for p in s.ps
         )
         return s._replace(ps=ps, settle=max(0, s.settle - 1))
+
+    def _missed_it(self, p: P) -> bool:
+        """It stood still, or was cut off, for all the time in which others declared what they hold."""
+        return p.belief == RUNNING and p.member == OUT and not p.well and p.mode in (PAUSED, CUT)
 
     def _lose(self, s: State) -> State:
         ps = tuple(p._replace(member=OUT, silent=0, rest=0, ticket=NO, woken=False) for p in s.ps)
