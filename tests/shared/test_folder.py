@@ -41,9 +41,9 @@ def join(folder: Path) -> Iterator[Callable[..., SharedLedger]]:
 
     yield make
     for shared in made:
-        for ticket in list(shared._own.values()):
+        for ticket in shared._own:
             shared.release(ticket)
-        if not shared._has_left:
+        if not shared.has_left:
             shared.stop()
 
 
@@ -91,7 +91,7 @@ def test_a_folder_that_others_may_use_is_refused(folder: Path) -> None:
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
     with pytest.raises(ValueError, match="chmod 700"):
-        FolderLog(folder).start("x", SharedLedger(FolderLog(folder), TERMS))
+        SharedLedger(FolderLog(folder), TERMS).start()
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_forked_child_does_not_keep_a_dead_parent_alive(folder: Path) -> None:
         assert watcher.is_alive("parent") is True
         parent.kill()
         parent.wait()
-        assert watcher.is_alive("parent") is False
+        wait_for(lambda: watcher.is_alive("parent") is False, 2.0)  # the child has to get so far
     finally:
         os.kill(child, 9)
         watcher.close()

@@ -45,9 +45,9 @@ def join(server: Server) -> Iterator[Callable[..., SharedLedger]]:
 
     yield make
     for shared in made:
-        for ticket in list(shared._own.values()):
+        for ticket in shared._own:
             shared.release(ticket)
-        if not shared._has_left and hasattr(shared.log, "_listener"):
+        if not shared.has_left and hasattr(shared.log, "_listener"):
             shared.stop()
 
 
@@ -69,7 +69,7 @@ def wait_for(holds: Callable[[], bool], seconds: float = 6.0) -> None:
 
 
 def settled(shared: SharedLedger) -> bool:
-    return shared.away is None and shared._is_in and shared.replica.settles is None
+    return shared.away is None and shared.is_in and shared.replica.settles is None
 
 
 async def test_a_request_is_granted_when_its_ask_has_come_back(join: Callable[..., SharedLedger]) -> None:
@@ -218,6 +218,8 @@ def test_a_failover_that_lost_the_tail_begins_a_new_epoch(
     other = Server(tmp_path / "other")
     other.do("REPLICAOF", "127.0.0.1", server.port)
     first, second = join(settle=0.0), join()
+    for each in (first, second):
+        each.log._settle = TTL  # type: ignore[attr-defined]
     ask(first, 30, GRANTED)
     wait_for(lambda: int(other.do("XLEN", "gpu_admission:{gpu0}:log") or 0) >= 5)
     other.do("REPLICAOF", "NO", "ONE")  # from here on it lacks what the master gets

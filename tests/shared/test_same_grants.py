@@ -145,7 +145,7 @@ def check(program: Program) -> None:
         if index not in program.dead:
             owned = program.processes[index].shared
             twin = plain.tickets.get((f"p{index}.1", ticket.number))
-            if twin is not None and owned._own.get(ticket.number) is ticket:
+            if twin is not None and ticket in owned._own:
                 assert (ticket.state, ticket.bytes, ticket.device) == (twin.state, twin.bytes, twin.device)
     live = [t for t in plain.tickets.values() if t.state is State.GRANTED]
     assert plain.ledger.in_use == sum(ticket.bytes for ticket in live)
