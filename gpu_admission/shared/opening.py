@@ -11,7 +11,7 @@ from gpu_admission.shared.redisaddress import parse
 from gpu_admission.shared.redislog import RedisLog
 
 
-def open(shared: Any, *, lease_ttl: float = 10.0) -> Log:
+def open_log(shared: Any, *, lease_ttl: float = 10.0) -> Log:
     """The log that ``shared`` means. Nothing is made or connected before its ``start``.
 
     ``"/dev/shm/gpu0"`` (or a ``Path``): the processes of one host. ``"redis://host/0?name=gpu0"``

@@ -6,6 +6,7 @@ and reads the log by itself.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -20,7 +21,7 @@ import pytest
 
 from gpu_admission.budget.ticket import State, Ticket
 from gpu_admission.shared.ledger import SharedLedger
-from gpu_admission.shared.opening import open as open_log
+from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import Terms
 from tests.shared.redisserver import Server, needs_server
 
@@ -33,9 +34,10 @@ WORKER = """
 import random, sys, threading, time
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.shared.ledger import SharedLedger
-from gpu_admission.shared.opening import open as open_log
+from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import Terms
-where, report, seed, seconds, ttl = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]), float(sys.argv[5])
+where, report, seed, *times = sys.argv[1:]
+seed, (seconds, ttl) = int(seed), map(float, times)
 chance, log = random.Random(seed), open(report, "a", buffering=1)
 shared = SharedLedger(open_log(where, lease_ttl=ttl), Terms((100,), max_waiting=1000, lease_ttl=ttl))
 shared.start()
@@ -174,7 +176,7 @@ def test_a_process_that_stands_still_for_three_ttls_starts_nothing_that_was_give
 
 def started_after_a_gap(report: Path, gap: float) -> bool:
     times = [float(line.split()[1]) for line in report.read_text().splitlines()]
-    return any(after - before > gap for before, after in zip(times, times[1:], strict=False))
+    return any(after - before > gap for before, after in itertools.pairwise(times))
 
 
 def wait_until_free(auditor: SharedLedger, seconds: float) -> None:
