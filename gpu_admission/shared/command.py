@@ -112,8 +112,8 @@ def summary(replica: Replica) -> str:
 def _line(member: MemberView) -> str:
     dead = ", declared dead" if member.is_dead else ""
     return (
-        f"{member.name}  pid {member.pid} on {member.host}  {format_bytes(member.bytes)} in {member.running}, "
-        f"{member.waiting} waiting, for {member.age:.0f} s, silent for {member.silent:.0f} s{dead}"
+        f"{member.name}  pid {member.pid} on {member.host}  "
+        f"{format_bytes(member.bytes)} in {member.running}, {member.waiting} waiting, for {member.age:.0f} s, silent for {member.silent:.0f} s{dead}"
     )
 
 

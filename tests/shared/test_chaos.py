@@ -86,6 +86,13 @@ class Workers:
         process.wait()
         self.ended_at[seed] = time.clock_gettime(time.CLOCK_BOOTTIME)
 
+    def wait_for_work_of(self, seed: int) -> None:
+        report = self.folder / f"{seed}.txt"
+        end = time.monotonic() + 30
+        while not report.exists() or report.stat().st_size < 500:
+            assert time.monotonic() < end, "it did not begin"
+            time.sleep(0.05)
+
     def stop_for(self, seed: int, seconds: float) -> None:
         self.running[seed].send_signal(signal.SIGSTOP)
         time.sleep(seconds)
@@ -165,7 +172,7 @@ def test_a_process_that_stands_still_for_three_ttls_starts_nothing_that_was_give
         auditor = SharedLedger(open_log(where, lease_ttl=TTL), TERMS)
         auditor.start()
         workers = Workers(where, reports, 3, 20.0)
-        time.sleep(4)
+        workers.wait_for_work_of(0)
         workers.stop_for(0, 3 * TTL)
         workers.finish()
         wait_until_free(auditor, 2 * TTL + 2)

@@ -48,7 +48,7 @@ def test_show_says_who_holds_what(
     ticket = ask(shared, 6 << 30)
     assert budget("show", folder) == 0
     said = capsys.readouterr().out
-    assert "6 GiB of 10 GiB in use by 1, 0 waiting" in said
+    assert "6.00 GiB of 10.00 GiB in use by 1, 0 waiting" in said
     assert "worker.1  pid" in said
     shared.release(ticket)
 
