@@ -33,6 +33,8 @@ def shared(folder: Path) -> Iterator[SharedLedger]:
     shared = SharedLedger(FolderLog(folder), Terms((10 << 30,)), name="worker")
     shared.start(pulse=False)
     yield shared
+    for ticket in shared._own:
+        shared.release(ticket)
     shared.stop()
 
 
