@@ -113,7 +113,8 @@ def _line(member: MemberView) -> str:
     dead = ", declared dead" if member.is_dead else ""
     return (
         f"{member.name}  pid {member.pid} on {member.host}  "
-        f"{format_bytes(member.bytes)} in {member.running}, {member.waiting} waiting, for {member.age:.0f} s, silent for {member.silent:.0f} s{dead}"
+        f"{format_bytes(member.bytes)} in {member.running}, {member.waiting} waiting, "
+        f"for {member.age:.0f} s, silent for {member.silent:.0f} s{dead}"
     )
 
 

@@ -61,6 +61,9 @@ def load(replica: Replica, data: bytes) -> None:
         state = _decode(data)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ValueError(f"the snapshot of the log can't be read: {error}") from error
+    if state.rules != RULES:
+        replica.other_rules = state.rules
+        return
     replica.at = -math.inf if state.at is None else state.at
     replica.epoch, replica.expires, replica.settles = state.epoch, state.expires, state.settles
     replica.terms, replica.since = state.terms, state.since

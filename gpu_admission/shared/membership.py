@@ -14,6 +14,7 @@ from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared import dump
 from gpu_admission.shared.operations import (
     MOST_OPERATIONS,
+    RULES,
     Adopt,
     Ask,
     Beat,
@@ -78,6 +79,12 @@ class Membership:
 
     def begin(self) -> None:
         self.log.start(self.outbox.process, self)
+        if self.replica.other_rules is not None:
+            self.log.stop()
+            raise ValueError(
+                f"the shared budget {self.log.where} follows version {self.replica.other_rules} of the rules, "
+                f"this process {RULES}: stop the others first, or give this one a budget of another name"
+            )
         with self.turn:
             self._enter()
             if self.log.knows_deaths:

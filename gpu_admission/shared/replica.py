@@ -42,6 +42,7 @@ from gpu_admission.shared.operations import (
     Resize,
     Terms,
     decode,
+    rules_of,
 )
 from gpu_admission.shared.terms import ledger_of, take_terms
 
@@ -84,6 +85,8 @@ class Replica:
         """When they were first put into the log."""
         self.members = Members()
         self.ledger: Ledger | None = None
+        self.other_rules: int | None = None
+        """A version of the rules that somebody else follows in this log."""
         self._wait_until = math.inf
 
     # applying
@@ -95,6 +98,9 @@ class Replica:
         changed = self._let_pass(at) if at >= self._wait_until else _NOTHING
         message = self.message = decode(data)
         if message is None or message.rules != RULES:
+            said = rules_of(data)
+            if said != RULES:
+                self.other_rules = said or self.other_rules
             return changed
         member = self.members.living.get(message.member)
         if member is not None:

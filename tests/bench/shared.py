@@ -70,7 +70,7 @@ def on_a_folder(processes: int) -> float:
         ]
         for worker in workers:
             worker.start()
-        medians = [answers.get(timeout=300) for _ in workers]
+        medians: list[float] = [answers.get(timeout=300) for _ in workers]
         for worker in workers:
             worker.join()
     return statistics.median(medians)

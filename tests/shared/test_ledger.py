@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+
 import anyio
+import msgspec
 import pytest
 
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.protocol import LogAway
 from tests.shared.hub import TERMS, Process, World
 
 pytestmark = pytest.mark.anyio
@@ -443,3 +449,88 @@ def test_after_stop_nothing_is_admitted() -> None:
 
 def test_terms_are_the_ones_that_were_given() -> None:
     assert World(1)[0].shared.terms is TERMS
+
+
+async def test_a_request_comes_back_from_another_thread() -> None:
+    world = World(1, instant=False)
+    world[0].log.deliver()
+    ticket = Ticket(30)
+    thread = threading.Timer(0.05, world[0].log.deliver)
+    thread.start()
+    await world[0].shared.request(ticket)
+    thread.join()
+    assert ticket.started
+
+
+async def test_a_grant_that_came_late_is_confirmed_before_it_starts() -> None:
+    world = World(1, instant=False)
+    world[0].log.deliver()
+    ticket = Ticket(30)
+    world[0].shared.ask(ticket)
+    world.clock.now += 6.0
+    world[0].log.deliver()
+    assert ticket.state is GRANTED
+    thread = threading.Timer(0.05, world[0].log.deliver)
+    thread.start()
+    assert await world[0].shared.start_work(ticket)
+    thread.join()
+
+
+async def test_nothing_starts_while_the_log_is_away() -> None:
+    world = World()
+    ticket = world[0].ask(30)
+    world.clock.now += 6.0
+    world[0].log.cut()
+    assert not await world[0].shared.start_work(ticket)
+
+
+def test_a_grown_lease_that_does_not_come_back_has_not_grown() -> None:
+    world = World(1, instant=False)
+    world[0].log.deliver()
+    ticket = world[0].ask(30)
+    world[0].log.deliver()
+    with pytest.raises(LogAway, match=r"did not answer within 0\.01 s"):
+        world[0].shared.grow(ticket, 60, timeout=0.01)
+    world[0].log.deliver()
+    assert ticket.bytes == 30
+    world[0].shared.release(ticket)
+    assert not world[0].shared.grow(ticket, 40)
+
+
+def test_what_piles_up_while_the_log_is_away_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_admission.shared.outbox.MOST_UNSAID", 3)
+    world = World(1)
+    world[0].log.cut()
+    for _ in range(3):
+        world[0].ask(1)
+    with pytest.raises(LogAway, match="have not come back"):
+        world[0].ask(1)
+
+
+def test_before_the_log_was_read_there_is_no_ledger() -> None:
+    with pytest.raises(LogAway, match="has not been read yet"):
+        _ = SharedLedger(MemoryLog(MemoryHub()), TERMS).ledger
+
+
+def test_stopping_gives_up_what_waits() -> None:
+    world = World()
+    world[0].ask(70)
+    waiting = world[1].ask(60)
+    world[1].shared.stop()
+    assert waiting.state is ENDED
+    assert world[1].shared.pulse() == 0.0
+
+
+def test_flows_of_equal_names_are_one_flow_in_all_processes() -> None:
+    world = World()
+    first, second = world[0].ask(10, flow="tenant"), world[1].ask(10, flow="tenant")
+    assert first.flow == second.flow
+    assert b"tenant" not in first.flow
+    assert world[0].ask(10, flow="other").flow != first.flow
+
+
+def test_another_version_of_the_rules_refuses_to_start_and_names_both() -> None:
+    world = World(1)
+    world.hub.add(msgspec.msgpack.encode((2, "new.1", 1, [])))
+    with pytest.raises(ValueError, match="follows version 2 of the rules, this process 1"):
+        Process(world.hub, world.clock, "p9")
