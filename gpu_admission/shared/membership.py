@@ -81,8 +81,9 @@ class Membership:
         self.log.start(self.outbox.process, self)
         if self.replica.other_rules is not None:
             self.log.stop()
+            other = self.replica.other_rules
             raise ValueError(
-                f"the shared budget {self.log.where} follows version {self.replica.other_rules} of the rules, "
+                f"the shared budget {self.log.where} follows version {other} of the rules, "
                 f"this process {RULES}: stop the others first, or give this one a budget of another name"
             )
         with self.turn:
