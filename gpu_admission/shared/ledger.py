@@ -15,7 +15,7 @@ import anyio
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, Ticket
-from gpu_admission.loops import call_soon, running_loop
+from gpu_admission.runtime.loop import call_soon, running_loop
 from gpu_admission.shared.membership import LOOK_FOR_DEATHS, Membership, ask_for
 from gpu_admission.shared.operations import (
     Allow,
