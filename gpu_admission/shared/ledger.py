@@ -100,7 +100,7 @@ class SharedLedger:
         """Leave, once the last lease has ended: until then its bytes stay counted."""
         with self._turn:
             for ticket in self._own.waiting:
-                self.release(ticket)
+                self._release_now(ticket)
             self._leaving = True
             if self._own:
                 return
@@ -240,12 +240,20 @@ class SharedLedger:
         with self._turn:
             if ticket not in self._own:
                 return
-            said = self._own.remove(ticket)
-            self._own.back((ticket.number,))
-            if said:
-                self._member.append(End(ticket.number))
+            if self._turn.depth > 1:
+                self._member.late.append(partial(self._release_now, ticket))
+                return
+            self._release_now(ticket)
         if self._leaving and not self._own:
             self._leave()
+
+    def _release_now(self, ticket: Ticket) -> None:
+        if ticket not in self._own:
+            return
+        said = self._own.remove(ticket)
+        self._own.back((ticket.number,))
+        if said:
+            self._member.append(End(ticket.number))
 
     def change(self, ticket: Ticket, size: int) -> None:
         """Make a held ticket ``size`` bytes large, whether that fits or not."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
@@ -65,6 +66,8 @@ class Membership:
         self.has_left = False
         self.changed: list[Ticket] = []
         """Tickets of any process that were granted or refused, and nobody was told yet."""
+        self.late: deque[Callable[[], None]] = deque()
+        """What came in the middle of a call, as from a collection of garbage: done at its end."""
         self._woken = woken
         self._resident = resident
         self._clock = clock
@@ -241,8 +244,11 @@ class Membership:
 
     def _do_all_work(self) -> None:
         """What the log's reports call for is done last, outside of the log."""
-        while not self._is_reading and self._has_work():
-            self._do_work()
+        while not self._is_reading and (self.late or self._has_work()):
+            if self.late:
+                self.late.popleft()()
+            else:
+                self._do_work()
 
     def _has_work(self) -> bool:
         return bool(self.changed) or self.replica.terms is not self._agreed or self._is_out()

@@ -13,21 +13,22 @@ class Turn:
     must wait until the first has ended.
     """
 
-    __slots__ = ("_depth", "_last", "lock")
+    __slots__ = ("_last", "depth", "lock")
 
     def __init__(self, last: Callable[[], None]) -> None:
         self.lock = threading.RLock()
         self._last = last
-        self._depth = 0
+        self.depth = 0
+        """Blocks in blocks. Inside of one, above 1 means: this very thread was in the middle of another."""
 
     def __enter__(self) -> None:
         self.lock.acquire()
-        self._depth += 1
+        self.depth += 1
 
     def __exit__(self, *error: object) -> None:
         try:
-            if self._depth == 1:
+            if self.depth == 1:
                 self._last()
         finally:
-            self._depth -= 1
+            self.depth -= 1
             self.lock.release()

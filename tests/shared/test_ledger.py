@@ -534,3 +534,15 @@ def test_another_version_of_the_rules_refuses_to_start_and_names_both() -> None:
     world.hub.add(msgspec.msgpack.encode((2, "new.1", 1, [])))
     with pytest.raises(ValueError, match="follows version 2 of the rules, this process 1"):
         Process(world.hub, world.clock, "p9")
+
+
+def test_a_lease_that_ends_in_the_middle_of_another_call_is_ended_after_it() -> None:
+    """The garbage collector closes what held it, in the thread that is just reading the log."""
+    world = World(1)
+    ended, running = world[0].ask(30), world[0].ask(20)
+    with world[0].shared._turn:
+        world[0].shared.release(ended)
+        world[0].shared.release(ended)
+        assert ended.state is GRANTED
+    assert (ended.state, running.state) == (ENDED, GRANTED)
+    assert world[0].held == 20
