@@ -31,6 +31,7 @@ from gpu_admission.shared.operations import (
 from gpu_admission.shared.process import Pulse, boot_seconds, new_name
 from gpu_admission.shared.protocol import Log, LogAway
 from gpu_admission.shared.replica import Replica
+from gpu_admission.shared.terms import ledger_of
 from gpu_admission.shared.views import MemberView, view_members
 
 
@@ -79,6 +80,7 @@ class SharedLedger:
         self._turn = member.turn
         self._own = member.own
         self.lock: Any = member.turn.lock
+        self._empty = ledger_of(terms)
         self._fallback = fallback
         self._leaving = False
         self._pulse: Pulse | None = None
@@ -315,11 +317,9 @@ class SharedLedger:
 
     @property
     def ledger(self) -> Ledger:
-        """The replica's ledger, to read under ``lock``. Raises ``LogAway`` before the first join."""
+        """The replica's ledger, to read under ``lock``; an empty one until a log has been joined."""
         ledger = self.replica.ledger
-        if ledger is None:
-            raise LogAway(f"the shared budget {self.log.where} has not been read yet")
-        return ledger
+        return self._empty if ledger is None else ledger
 
     def now(self) -> float:
         """The log's time now, about: what ``ledger``'s questions take for ``now``."""

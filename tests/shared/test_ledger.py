@@ -507,9 +507,9 @@ def test_what_piles_up_while_the_log_is_away_is_bounded(monkeypatch: pytest.Monk
         world[0].ask(1)
 
 
-def test_before_the_log_was_read_there_is_no_ledger() -> None:
-    with pytest.raises(LogAway, match="has not been read yet"):
-        _ = SharedLedger(MemoryLog(MemoryHub()), TERMS).ledger
+def test_before_the_log_was_joined_the_ledger_is_empty() -> None:
+    ledger = SharedLedger(MemoryLog(MemoryHub()), TERMS).ledger
+    assert (ledger.in_use, ledger.capacity) == (0, 100)
 
 
 def test_stopping_gives_up_what_waits() -> None:

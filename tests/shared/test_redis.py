@@ -192,7 +192,7 @@ def test_what_ended_while_a_server_restarted_with_its_log_is_told_it(tmp_path: P
     wait_for(lambda: shared.away is not None)
     shared.release(held)
     server.start()
-    wait_for(lambda: shared.away is None)
+    wait_for(lambda: shared.away is None and shared.is_in)
     wait_for(lambda: shared.ledger.in_use == 0)
     shared.stop()
     server.stop()
