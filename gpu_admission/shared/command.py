@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from gpu_admission.shared import dump
 from gpu_admission.shared.opening import open_log
@@ -61,7 +62,7 @@ class Onlooker:
         self.log.wake({process_of(name) for name in self.replica.members.living})
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_parser(commands: Any) -> None:
     """``budget`` with its actions."""
     parser = commands.add_parser("budget", help="what a shared budget holds, and how to step in")
     actions = parser.add_subparsers(dest="action", required=True)

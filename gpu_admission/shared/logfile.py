@@ -187,7 +187,7 @@ class LogFile:
 
     def replace(self, snapshot: bytes) -> None:
         """Continue in a new file that begins with ``snapshot``, the state after all that was read."""
-        head = self.head._replace(base=self.place)
+        head = Head(self.head.lineage, self.head.boot, self.place)
         new = self._write_aside(head, frame(snapshot, self._frames.latest, snapshot=True))
         os.rename(new, self.path)
         self.open()

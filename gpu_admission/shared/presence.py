@@ -143,7 +143,7 @@ def _close_in_children(presence: Presence) -> None:
 
     def close() -> None:
         presence = mine()
-        if presence is not None and presence._lock >= 0:
+        if presence is not None:
             presence.abandon()
 
     os.register_at_fork(after_in_child=close)
