@@ -1,0 +1,173 @@
+"""Which sizes are traced, and the phases that come out.
+
+Owns the grid: the points of each axis, in each range where the model takes one path, and
+the points that only check. How one point is traced is the ``Run``'s; how polynomials are
+found is in ``fit``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Final, TypeAlias
+
+from gpu_admission.estimators.traced.fit import Record, fit_peaks
+from gpu_admission.estimators.traced.peaks import FitCheck, Number, Peak, Phase, Piece
+
+Sizes: TypeAlias = "dict[str, int]"
+Run: TypeAlias = Callable[[Sizes], Mapping[str, Record]]
+"""Traces the model at these sizes of the axes; the record of each phase."""
+_Range: TypeAlias = "tuple[int, int | None]"
+
+_STEPS: Final = (2, 4, 8, 16, 32, 64, 128, 256)
+_CLOSE: Final = 0.002
+"""A share by which a checked point may be above the fit before steps are looked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A size that the grid varies."""
+
+    name: str
+    degree: int = 2
+    """The highest power of it that a tensor's size has: 2 for scores of every pair of tokens."""
+    unit: int = 1
+    """The points traced are multiples of it."""
+    least: int = 1
+    """The smallest size that the model takes."""
+    breaks: tuple[int, ...] = ()
+    """Last sizes before the model takes another path: 1 for ``sequences``, where masks come with the second."""
+
+    def ranges(self) -> list[_Range]:
+        """The pieces, from the smallest sizes up."""
+        ends = sorted({b for b in self.breaks if b >= self.least})
+        starts = [self.least, *(end + 1 for end in ends)]
+        return list(zip(starts, [*ends, None], strict=True))
+
+    def points(self, low: int, high: int | None) -> list[int]:
+        """``degree + 1`` sizes in a range, as far as it has as many."""
+        first = -(-low // self.unit) * self.unit
+        points = [first + i * self.unit for i in range(self.degree + 1)]
+        if high is None or points[-1] <= high:
+            return points
+        room = min(self.degree, high - low)
+        return sorted({low + (high - low) * i // room for i in range(room + 1)}) if room else [low]
+
+    def between(self, low: int, high: int | None) -> int:
+        """A size that is no point of the grid, where the range has one."""
+        points = self.points(low, high)
+        size = points[-1] + self.unit + max(1, self.unit // 3) if self.unit > 1 else points[-1] + 2
+        return size if high is None or size <= high else points[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseOf:
+    """A phase that each run has: for each axis that it depends on, the workload's name for it,
+    and by how much that is above the axis."""
+
+    name: str
+    features: Mapping[str, tuple[str, int]]
+
+
+def trace_phases(axes: Sequence[Axis], phases: Sequence[PhaseOf], run: Run) -> tuple[list[Phase], FitCheck]:
+    """Trace the grid, fit each phase, and check the fit at points between."""
+    traced = _Traced(run)
+    found: list[Phase] = []
+    misses: list[tuple[float, Sizes]] = []
+    for phase in phases:
+        own = [axis for axis in axes if axis.name in phase.features]
+        others = {axis.name: axis.points(*axis.ranges()[0])[0] for axis in axes if axis not in own}
+        fitted = _fitted(phase, own, lambda s, n=phase.name, o=others: traced(s | o)[n])
+        checks = [(s, traced(s | others)[phase.name]) for s in _checks(own)]
+        fitted, errors = _stepped(fitted, [(_values(phase, s), _highest(r)) for s, r in checks])
+        misses += [(e, s) for e, (s, _) in zip(errors, checks, strict=True)]
+        found.append(fitted)
+    worst = max(misses, key=lambda miss: abs(miss[0]))
+    return found, FitCheck(len(misses), worst[0], worst[1])
+
+
+class _Traced:
+    """Each point once, whichever phases ask for it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._known: dict[tuple[tuple[str, int], ...], Mapping[str, Record]] = {}
+
+    def __call__(self, sizes: Sizes) -> Mapping[str, Record]:
+        key = tuple(sorted(sizes.items()))
+        if key not in self._known:
+            self._known[key] = self._run(sizes)
+        return self._known[key]
+
+
+def _fitted(phase: PhaseOf, axes: Sequence[Axis], traced: Callable[[Sizes], Record]) -> Phase:
+    degrees = tuple(axis.degree for axis in axes)
+    shifts = [phase.features[axis.name][1] for axis in axes]
+    pieces: list[Piece] = []
+    for ranges in _in_order([axis.ranges() for axis in axes]):
+        values = [axis.points(*bound) for axis, bound in zip(axes, ranges, strict=True)]
+        records = [traced(sizes) for sizes in _grid(axes, values)]
+        shifted = [[v + s for v in line] for line, s in zip(values, shifts, strict=True)]
+        bounds = [(low + s, _end(high, s)) for (low, high), s in zip(ranges, shifts, strict=True)]
+        peaks = fit_peaks(shifted, records, degrees, bounds)
+        pieces.append(Piece(tuple(high for _, high in bounds), peaks))
+    names = tuple(phase.features[axis.name][0] for axis in axes)
+    return Phase(phase.name, names, degrees, (1,) * len(axes), tuple(pieces))
+
+
+def _in_order(ranges: Sequence[Sequence[_Range]]) -> Iterator[tuple[_Range, ...]]:
+    return product(*ranges)
+
+
+def _end(high: int | None, shift: int) -> int | None:
+    return None if high is None else high + shift
+
+
+def _grid(axes: Sequence[Axis], values: Sequence[Sequence[int]]) -> Iterator[Sizes]:
+    """The points, the first axis changing fastest."""
+    for point in product(*reversed(values)):
+        yield {axis.name: v for axis, v in zip(axes, reversed(point), strict=True)}
+
+
+def _checks(axes: Sequence[Axis]) -> Iterator[Sizes]:
+    """In each piece one point that was not fitted."""
+    for ranges in _in_order([axis.ranges() for axis in axes]):
+        yield {axis.name: axis.between(*bound) for axis, bound in zip(axes, ranges, strict=True)}
+
+
+def _values(phase: PhaseOf, sizes: Sizes) -> list[int]:
+    return [sizes[axis] + shift for axis, (_, shift) in phase.features.items()]
+
+
+def _highest(record: Record) -> int:
+    return max(max(sizes) for sizes in record.values())
+
+
+def _stepped(phase: Phase, checks: Sequence[tuple[list[int], int]]) -> tuple[Phase, list[float]]:
+    """``phase``, with the chunk that it pads to where the checks tell of one, and never below them."""
+    errors = _errors(phase, checks)
+    if min(errors) >= -_CLOSE:
+        return phase, errors
+    for step, axis in product(_STEPS, range(len(phase.axes))):
+        steps = tuple(step if i == axis else 1 for i in range(len(phase.axes)))
+        rounded = Phase(phase.name, phase.axes, phase.degrees, steps, phase.pieces)
+        if min(_errors(rounded, checks)) >= -_CLOSE:
+            return rounded, _errors(rounded, checks)
+    return _raised(phase, 1 / (1 + min(errors))), errors
+
+
+def _errors(phase: Phase, checks: Sequence[tuple[list[int], int]]) -> list[float]:
+    return [float(phase.at(values)[0]) / size - 1 for values, size in checks]
+
+
+def _raised(phase: Phase, factor: float) -> Phase:
+    pieces = [
+        Piece(piece.upto, tuple(Peak(p.at, _times(p.coefficients, factor)) for p in piece.peaks))
+        for piece in phase.pieces
+    ]
+    return Phase(phase.name, phase.axes, phase.degrees, phase.steps, tuple(pieces))
+
+
+def _times(coefficients: Sequence[Number], factor: float) -> tuple[Number, ...]:
+    return tuple(c * factor for c in coefficients)
