@@ -12,6 +12,8 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_map_only
 
+from gpu_admission.estimators.traced.remembered import Remembered
+
 aten = torch.ops.aten
 
 _LARGEST_REAL: Final = 2**28
@@ -28,10 +30,11 @@ class Answers:
     ``padded`` says whether attention masks have padding in them, which ``mask.all()`` asks.
     """
 
-    def __init__(self, *, padded: bool) -> None:
+    def __init__(self, *, padded: bool, remembered: Remembered | None = None) -> None:
         self.notes: set[str] = set()
         """What was assumed, in sentences."""
         self._padded = padded
+        self._remembered = remembered or Remembered()
         self._all: set[int] = set()
         self._kept: list[torch.Tensor] = []
         self._special: dict[Any, Callable[..., Any]] = {
@@ -53,7 +56,7 @@ class Answers:
 
     def _plain(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
-            return func(*args, **kwargs)
+            return self._remembered.run(func, args, kwargs)
         except NotImplementedError:
             return self._really(func, args, kwargs)
         except RuntimeError as error:

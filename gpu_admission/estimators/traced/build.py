@@ -79,17 +79,13 @@ def build(source: Any, choices: Choices) -> Built:
 def _made(make: Callable[[str], Any], choices: Choices, notes: set[str]) -> tuple[Any, str]:
     """A model, and the attention that it agreed to."""
     if choices.attention == "flash":
-        model = make("eager")
-        if getattr(model, "_supports_flash_attn", False):
-            return _with_flash(model), "flash"
-    elif choices.attention == "sdpa":
-        try:
-            return make("sdpa"), "sdpa"
-        except ValueError as refused:
-            if "scaled_dot_product_attention" not in str(refused):
-                raise
-    if choices.attention != "eager":
-        notes.add(f"the model has no {choices.attention} attention: it was traced with eager attention")
+        return _with_flash(make("eager")), "flash"
+    try:
+        return make(choices.attention), choices.attention
+    except ValueError as refused:
+        if "scaled_dot_product_attention" not in str(refused):
+            raise
+    notes.add("the model has no sdpa attention: it was traced with eager attention")
     return make("eager"), "eager"
 
 

@@ -7,10 +7,11 @@ is the highest of them. Owns that step, and the choice of the few that are ever 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from itertools import product
-from operator import mul
+from operator import gt, mul
 from typing import Final, TypeAlias
 
 from gpu_admission.estimators.leastsquares import solve
@@ -18,10 +19,13 @@ from gpu_admission.estimators.traced.peaks import Number, Peak, products
 
 Place: TypeAlias = "tuple[str, str]"
 Record: TypeAlias = Mapping[Place, Sequence[int]]
-Coefficients: TypeAlias = "tuple[Fraction, ...]"
+Scaled: TypeAlias = "tuple[int, ...]"
+"""Coefficients, times a denominator that all of a fit share."""
 
 _LARGEST: Final = 2**21
 """Of an axis without a limit, where it is asked which peaks are ever highest."""
+_ROUNDING: Final = 64
+"""Bytes by which a point may be off its polynomial: of sizes that are rounded to something."""
 _ANY: Final = "any operator"
 
 
@@ -36,14 +40,15 @@ def fit_peaks(
     Each axis has ``degree + 1`` values, fewer where its range holds fewer; records come with the
     first axis changing fastest. ``bounds`` are the range that the piece is for.
     """
-    rows = aligned(records)
-    candidates: dict[Coefficients, str] = {}
-    inverses = [_inverse(axis) for axis in values]
-    for sizes, at in {sizes: at for at, sizes in rows.items()}.items():
-        candidates.setdefault(_interpolate(inverses, sizes), at)
-    kept = _ever_highest(candidates, [len(v) - 1 for v in values], bounds)
-    shape = [len(v) for v in values]
-    return tuple(Peak(candidates[c], _padded(c, shape, degrees)) for c in kept)
+    places = {sizes: at for at, sizes in aligned(records).items()}
+    shape = [min(len(axis), degree + 1) for axis, degree in zip(values, degrees, strict=True)]
+    through = _Through(values, shape)
+    candidates: dict[Scaled, str] = {}
+    for sizes, at in places.items():
+        for polynomial in through(sizes):
+            candidates.setdefault(polynomial, at)
+    kept = _ever_highest(list(candidates), [length - 1 for length in shape], bounds)
+    return tuple(Peak(candidates[c], _padded(c, through.scale, shape, degrees)) for c in kept)
 
 
 def aligned(records: Sequence[Record]) -> dict[str, tuple[int, ...]]:
@@ -80,26 +85,100 @@ def _name(place: Place) -> str:
     return f"{operator} in {module}" if module else operator
 
 
-def _inverse(values: Sequence[int]) -> list[list[Fraction]]:
-    """Of the matrix of powers of ``values``: the row of each power."""
+class _Through:
+    """The polynomials through the sizes of a place: one, where it goes through spare points too.
+
+    A place that stands for the highest of several operators, as in a loop, may have no such
+    polynomial: then there is a straight piece between each two points of the axis with a spare one.
+    """
+
+    def __init__(self, values: Sequence[Sequence[int]], shape: Sequence[int]) -> None:
+        self._values = values
+        self._shape = shape
+        self._spare = next((i for i, axis in enumerate(values) if len(axis) > shape[i]), None)
+        starts = [len(axis) - length for axis, length in zip(values, shape, strict=True)]
+        self._whole = _Window(values, starts, shape)
+        self.scale = self._whole.scale
+        self._straight = list(self._pieces(starts))
+        self.scale = math.lcm(self.scale, *(piece.scale for piece in self._straight))
+
+    def __call__(self, sizes: Sequence[int]) -> list[Scaled]:
+        polynomial = self._whole(sizes)
+        if self._spare is None or self._whole.holds(polynomial, sizes):
+            return [_times(polynomial, self.scale // self._whole.scale)]
+        return [_times(self._full(piece(sizes)), self.scale // piece.scale) for piece in self._straight]
+
+    def _pieces(self, starts: Sequence[int]) -> Iterator[_Window]:
+        spare = self._spare
+        if spare is None:
+            return
+        short = [2 if i == spare else length for i, length in enumerate(self._shape)]
+        for first in range(len(self._values[spare]) - 1):
+            yield _Window(self._values, [first if i == spare else s for i, s in enumerate(starts)], short)
+
+    def _full(self, polynomial: Scaled) -> Scaled:
+        """With zeros for the higher powers of the spare axis."""
+        spare = self._spare or 0
+        short = [2 if i == spare else length for i, length in enumerate(self._shape)]
+        known = dict(zip(product(*(range(n) for n in reversed(short))), polynomial, strict=True))
+        return tuple(known.get(powers, 0) for powers in product(*(range(n) for n in reversed(self._shape))))
+
+
+class _Window:
+    """A part of the grid, with as many points in each axis as the polynomial has powers."""
+
+    def __init__(
+        self, values: Sequence[Sequence[int]], starts: Sequence[int], shape: Sequence[int]
+    ) -> None:
+        chosen = [range(start, start + length) for start, length in zip(starts, shape, strict=True)]
+        every = list(product(*(range(len(axis)) for axis in reversed(values))))
+        inside = set(product(*reversed(chosen)))
+        self._inside = [i for i, point in enumerate(every) if point in inside]
+        self._outside = [
+            (i, products([axis[p] for axis, p in zip(values, reversed(point), strict=True)], [n - 1 for n in shape]))
+            for i, point in enumerate(every)
+            if point not in inside
+        ]
+        inverses = [_inverse([axis[i] for i in part]) for axis, part in zip(values, chosen, strict=True)]
+        self._inverses = [rows for rows, _ in inverses]
+        self.scale = math.prod(denominator for _, denominator in inverses)
+
+    def __call__(self, sizes: Sequence[int]) -> Scaled:
+        return _interpolate(self._inverses, [sizes[i] for i in self._inside])
+
+    def holds(self, polynomial: Scaled, sizes: Sequence[int]) -> bool:
+        """Whether it gives the sizes outside of the window, too."""
+        return all(
+            abs(sum(map(mul, polynomial, powers)) - sizes[i] * self.scale) <= _ROUNDING * self.scale
+            for i, powers in self._outside
+        )
+
+
+def _inverse(values: Sequence[int]) -> tuple[list[list[int]], int]:
+    """Of the matrix of powers of ``values``: the row of each power, over one denominator."""
     size = len(values)
     matrix = [[Fraction(v) ** n for n in range(size)] for v in values]
     columns = [solve(matrix, [Fraction(i == j) for j in range(size)]) for i in range(size)]
-    return [list(row) for row in zip(*columns, strict=True)]
+    denominator = math.lcm(*(f.denominator for column in columns for f in column))
+    return [[int(f * denominator) for f in row] for row in zip(*columns, strict=True)], denominator
 
 
-def _interpolate(inverses: Sequence[Sequence[Sequence[Fraction]]], sizes: Sequence[int]) -> Coefficients:
-    """The polynomial through ``sizes``: one axis after the other."""
-    work: list[Fraction] = [Fraction(s) for s in sizes]
+def _interpolate(inverses: Sequence[Sequence[Sequence[int]]], sizes: Sequence[int]) -> Scaled:
+    """The polynomial through ``sizes``, times the denominators: one axis after the other."""
+    work = list(sizes)
     stride = 1
     for inverse in inverses:
         length = len(inverse)
         for start in _starts(len(work), stride, length):
             line = [work[start + i * stride] for i in range(length)]
             for i, row in enumerate(inverse):
-                work[start + i * stride] = sum(map(mul, row, line), Fraction(0))
+                work[start + i * stride] = sum(map(mul, row, line))
         stride *= length
     return tuple(work)
+
+
+def _times(polynomial: Scaled, factor: int) -> Scaled:
+    return polynomial if factor == 1 else tuple(c * factor for c in polynomial)
 
 
 def _starts(size: int, stride: int, length: int) -> Iterable[int]:
@@ -107,20 +186,18 @@ def _starts(size: int, stride: int, length: int) -> Iterable[int]:
 
 
 def _ever_highest(
-    candidates: Mapping[Coefficients, str],
-    degrees: Sequence[int],
-    bounds: Sequence[tuple[int, int | None]],
-) -> list[Coefficients]:
+    candidates: Sequence[Scaled], degrees: Sequence[int], bounds: Sequence[tuple[int, int | None]]
+) -> list[Scaled]:
+    """Those that are the highest of all anywhere in ``bounds``, looked for at sizes all over it."""
     samples = [products(point, degrees) for point in product(*(_spread(*bound) for bound in bounds))]
-    left = list(candidates)
+    left = candidates
     for sample in (samples[-1], samples[0], samples[len(samples) // 2]):
         top = max(left, key=_at(sample))
-        left = [c for c in left if c is top or any(a > b for a, b in zip(c, top, strict=True))]
-    plain = {tuple(map(float, c)): c for c in left}
-    return list(dict.fromkeys(plain[max(plain, key=_at(sample))] for sample in samples))
+        left = [c for c in left if c is top or any(map(gt, c, top))]
+    return list(dict.fromkeys(max(left, key=_at(sample)) for sample in samples))
 
 
-def _at(sample: Sequence[Number]) -> Callable[[Sequence[Number]], Number]:
+def _at(sample: Sequence[Number]) -> Callable[[Scaled], Number]:
     return lambda coefficients: sum(map(mul, coefficients, sample))
 
 
@@ -134,11 +211,13 @@ def _spread(low: int, high: int | None) -> list[int]:
     return sorted(found)
 
 
-def _padded(coefficients: Coefficients, shape: Sequence[int], degrees: Sequence[int]) -> tuple[Number, ...]:
-    """With zeros for the powers that this piece was too small to need."""
-    known = dict(zip(product(*(range(n) for n in reversed(shape))), coefficients, strict=True))
+def _padded(
+    scaled: Scaled, scale: int, shape: Sequence[int], degrees: Sequence[int]
+) -> tuple[Number, ...]:
+    """Plain coefficients, with zeros for the powers that this piece was too small to need."""
+    known = dict(zip(product(*(range(n) for n in reversed(shape))), scaled, strict=True))
     order = product(*(range(d + 1) for d in reversed(degrees)))
-    return tuple(_plain(known.get(powers, Fraction(0))) for powers in order)
+    return tuple(_plain(Fraction(known.get(powers, 0), scale)) for powers in order)
 
 
 def _plain(value: Fraction) -> Number:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Final, TypeAlias
 
+from msgspec import structs
+
 from gpu_admission.estimators.traced.fit import Record, fit_peaks
 from gpu_admission.estimators.traced.peaks import FitCheck, Number, Peak, Phase, Piece
 
@@ -19,6 +21,8 @@ Sizes: TypeAlias = "dict[str, int]"
 Run: TypeAlias = Callable[[Sizes], Mapping[str, Record]]
 """Traces the model at these sizes of the axes; the record of each phase."""
 _Range: TypeAlias = "tuple[int, int | None]"
+_Check: TypeAlias = "tuple[list[int], int]"
+"""Values of a phase's axes, and the bytes traced there."""
 
 _STEPS: Final = (2, 4, 8, 16, 32, 64, 128, 256)
 _CLOSE: Final = 0.002
@@ -34,6 +38,8 @@ class Axis:
     """The highest power of it that a tensor's size has: 2 for scores of every pair of tokens."""
     unit: int = 1
     """The points traced are multiples of it."""
+    spread: bool = False
+    """Trace one point more, each twice the last: needed where a loop makes operators hard to tell apart."""
     least: int = 1
     """The smallest size that the model takes."""
     breaks: tuple[int, ...] = ()
@@ -46,13 +52,15 @@ class Axis:
         return list(zip(starts, [*ends, None], strict=True))
 
     def points(self, low: int, high: int | None) -> list[int]:
-        """``degree + 1`` sizes in a range, as far as it has as many."""
+        """``degree + 1`` sizes in a range, or one more, as far as it has as many."""
         first = -(-low // self.unit) * self.unit
-        points = [first + i * self.unit for i in range(self.degree + 1)]
+        grown = [0, 1, 3, 7] if self.spread else [*range(self.degree + 1)]
+        points = [first + i * self.unit for i in grown]
         if high is None or points[-1] <= high:
             return points
+        low = max(low, high // 2 - 1)
         room = min(self.degree, high - low)
-        return sorted({low + (high - low) * i // room for i in range(room + 1)}) if room else [low]
+        return [low + (high - low) * i // room for i in range(room + 1)] if room else [high]
 
     def between(self, low: int, high: int | None) -> int:
         """A size that is no point of the grid, where the range has one."""
@@ -68,23 +76,43 @@ class PhaseOf:
 
     name: str
     features: Mapping[str, tuple[str, int]]
+    new_tokens: int = 0
+    prompt_logprobs: bool = False
 
 
-def trace_phases(axes: Sequence[Axis], phases: Sequence[PhaseOf], run: Run) -> tuple[list[Phase], FitCheck]:
-    """Trace the grid, fit each phase, and check the fit at points between."""
-    traced = _Traced(run)
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Phases that come out of the same runs, and the axes of those."""
+
+    axes: Sequence[Axis]
+    phases: Sequence[PhaseOf]
+    run: Run
+
+
+def trace_groups(groups: Sequence[Group]) -> tuple[tuple[Phase, ...], FitCheck]:
+    """Trace each group's grid, fit each phase, and check the fit at points between."""
     found: list[Phase] = []
     misses: list[tuple[float, Sizes]] = []
-    for phase in phases:
-        own = [axis for axis in axes if axis.name in phase.features]
-        others = {axis.name: axis.points(*axis.ranges()[0])[0] for axis in axes if axis not in own}
-        fitted = _fitted(phase, own, lambda s, n=phase.name, o=others: traced(s | o)[n])
-        checks = [(s, traced(s | others)[phase.name]) for s in _checks(own)]
-        fitted, errors = _stepped(fitted, [(_values(phase, s), _highest(r)) for s, r in checks])
-        misses += [(e, s) for e, (s, _) in zip(errors, checks, strict=True)]
-        found.append(fitted)
+    for group in groups:
+        traced = _Traced(group.run)
+        for phase in group.phases:
+            fitted, errors = _traced_phase(group.axes, phase, traced)
+            found.append(fitted)
+            misses += errors
     worst = max(misses, key=lambda miss: abs(miss[0]))
-    return found, FitCheck(len(misses), worst[0], worst[1])
+    return tuple(found), FitCheck(len(misses), worst[0], worst[1])
+
+
+def _traced_phase(
+    axes: Sequence[Axis], phase: PhaseOf, traced: _Traced
+) -> tuple[Phase, list[tuple[float, Sizes]]]:
+    own = [axis for axis in axes if axis.name in phase.features]
+    others = {axis.name: axis.points(*axis.ranges()[0])[0] for axis in axes if axis not in own}
+    fitted = _fitted(phase, own, lambda sizes: traced(sizes | others)[phase.name])
+    points = list(_checks(own))
+    checks = [(_values(phase, own, s), _highest(traced(s | others)[phase.name])) for s in points]
+    fitted, errors = _stepped(fitted, checks)
+    return fitted, list(zip(errors, points, strict=True))
 
 
 class _Traced:
@@ -113,7 +141,8 @@ def _fitted(phase: PhaseOf, axes: Sequence[Axis], traced: Callable[[Sizes], Reco
         peaks = fit_peaks(shifted, records, degrees, bounds)
         pieces.append(Piece(tuple(high for _, high in bounds), peaks))
     names = tuple(phase.features[axis.name][0] for axis in axes)
-    return Phase(phase.name, names, degrees, (1,) * len(axes), tuple(pieces))
+    steps = (1,) * len(axes)
+    return Phase(phase.name, names, degrees, steps, tuple(pieces), phase.new_tokens, phase.prompt_logprobs)
 
 
 def _in_order(ranges: Sequence[Sequence[_Range]]) -> Iterator[tuple[_Range, ...]]:
@@ -136,28 +165,33 @@ def _checks(axes: Sequence[Axis]) -> Iterator[Sizes]:
         yield {axis.name: axis.between(*bound) for axis, bound in zip(axes, ranges, strict=True)}
 
 
-def _values(phase: PhaseOf, sizes: Sizes) -> list[int]:
-    return [sizes[axis] + shift for axis, (_, shift) in phase.features.items()]
+def _values(phase: PhaseOf, axes: Sequence[Axis], sizes: Sizes) -> list[int]:
+    return [sizes[axis.name] + phase.features[axis.name][1] for axis in axes]
 
 
 def _highest(record: Record) -> int:
     return max(max(sizes) for sizes in record.values())
 
 
-def _stepped(phase: Phase, checks: Sequence[tuple[list[int], int]]) -> tuple[Phase, list[float]]:
+def _stepped(phase: Phase, checks: Sequence[_Check]) -> tuple[Phase, list[float]]:
     """``phase``, with the chunk that it pads to where the checks tell of one, and never below them."""
     errors = _errors(phase, checks)
     if min(errors) >= -_CLOSE:
         return phase, errors
-    for step, axis in product(_STEPS, range(len(phase.axes))):
-        steps = tuple(step if i == axis else 1 for i in range(len(phase.axes)))
-        rounded = Phase(phase.name, phase.axes, phase.degrees, steps, phase.pieces)
-        if min(_errors(rounded, checks)) >= -_CLOSE:
-            return rounded, _errors(rounded, checks)
+    tries = [structs.replace(phase, steps=steps) for steps in _one_step(len(phase.axes))]
+    enough = [(e, t) for t in tries if min(e := _errors(t, checks)) >= -_CLOSE]
+    if enough:
+        best = min(enough, key=lambda pair: max(pair[0]))
+        return best[1], best[0]
     return _raised(phase, 1 / (1 + min(errors))), errors
 
 
-def _errors(phase: Phase, checks: Sequence[tuple[list[int], int]]) -> list[float]:
+def _one_step(axes: int) -> Iterator[tuple[int, ...]]:
+    for step, axis in product(_STEPS, range(axes)):
+        yield tuple(step if i == axis else 1 for i in range(axes))
+
+
+def _errors(phase: Phase, checks: Sequence[_Check]) -> list[float]:
     return [float(phase.at(values)[0]) / size - 1 for values, size in checks]
 
 
@@ -166,7 +200,7 @@ def _raised(phase: Phase, factor: float) -> Phase:
         Piece(piece.upto, tuple(Peak(p.at, _times(p.coefficients, factor)) for p in piece.peaks))
         for piece in phase.pieces
     ]
-    return Phase(phase.name, phase.axes, phase.degrees, phase.steps, tuple(pieces))
+    return structs.replace(phase, pieces=tuple(pieces))
 
 
 def _times(coefficients: Sequence[Number], factor: float) -> tuple[Number, ...]:

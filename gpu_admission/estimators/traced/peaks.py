@@ -43,6 +43,10 @@ class Phase(msgspec.Struct, frozen=True):
     """Sizes are rounded up to a multiple of it: the chunk that the model pads to."""
     pieces: tuple[Piece, ...]
     """From the smallest sizes up; the last has no limit."""
+    new_tokens: int = 0
+    """It comes only when at least so many tokens are written."""
+    prompt_logprobs: bool = False
+    """It comes only when these are asked for."""
 
     def at(self, values: Sequence[Number]) -> tuple[Number, Peak, Sequence[Number]]:
         """The highest peak at ``values`` of the axes: its bytes, which it is, and the products of powers."""

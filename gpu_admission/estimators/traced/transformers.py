@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -18,13 +19,20 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from gpu_admission.estimators.traced.answers import Answers
 from gpu_admission.estimators.traced.build import Built, Choices, build, quietly
 from gpu_admission.estimators.traced.configs import longest, windows
-from gpu_admission.estimators.traced.grid import Axis, PhaseOf, Sizes, trace_phases
+from gpu_admission.estimators.traced.grid import Axis, Group, PhaseOf, Sizes, trace_groups
 from gpu_admission.estimators.traced.peaks import Trace
-from gpu_admission.estimators.traced.standins import FusedAttention, flash_attention
+from gpu_admission.estimators.traced.remembered import Remembered
+from gpu_admission.estimators.traced.standins import FlashAttention, FusedAttention
 from gpu_admission.estimators.traced.tracer import Places, Record, Tracer
 
+_PHASES: Final[Mapping[str, Sequence[str]]] = {
+    "causal": ("prefill", "first step", "decode"),
+    "vision-language": ("prefill", "first step", "decode"),
+    "encoder-decoder": ("encode", "encode", "decode"),
+    "speech": ("encode", "encode", "decode"),
+}
+"""Of each forward of a run: reading the prompt, the first step, and one that is like all later ones."""
 _FORWARDS: Final = 3
-"""Of a run: reading the prompt, the first step, and one that is like all later ones."""
 _WRITTEN: Final = _FORWARDS - 1
 """Tokens in a decoder's cache that its last forward has added to its prompt, that one's included."""
 _SAMPLING: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -38,13 +46,12 @@ _LOGPROBS: Final = "prompt logprobs"
 def trace(source: Any, choices: Choices) -> Trace:
     """Trace a configuration, its path, or a model of transformers. Raises ``ValueError``."""
     started = time.perf_counter()
-    built = build(source, choices)
-    run = _Run(built, choices)
-    axes, phases = _grid(built, choices, run)
-    found, check = trace_phases(axes, phases, run)
+    run = _run(source, choices)
+    built = run.built
+    found, check = trace_groups(_groups(run))
     return Trace(
         model=f"{built.config.model_type} ({built.kind})",
-        phases=tuple(found),
+        phases=found,
         check=check,
         settings={
             "dtype": str(built.dtype).removeprefix("torch."),
@@ -59,33 +66,56 @@ def trace(source: Any, choices: Choices) -> Trace:
     )
 
 
-def _grid(built: Built, choices: Choices, run: _Run) -> tuple[Sequence[Axis], Sequence[PhaseOf]]:
+def _run(source: Any, choices: Choices) -> Run:
+    """A run with the attention that was asked for, where the model has it."""
+    run = Run(build(source, choices), choices)
+    if choices.attention != "flash" or run.uses_flash():
+        return run
+    run = Run(build(source, replace(choices, attention="eager")), choices)
+    run.notes.add("no layer of the model takes flash attention: it was traced with eager attention")
+    return run
+
+
+def _groups(run: Run) -> Iterator[Group]:
     """The axes of this kind of model, and the workload's names for the sizes of each phase."""
-    beams = choices.beams
-    rows = Axis("sequences", 1, unit=beams, least=beams, breaks=(beams,) if choices.padded else ())
-    written = Axis("new_tokens", 1, unit=8)
+    built, choices = run.built, run.choices
+    rows = Axis(
+        "sequences", 1, choices.beams, least=choices.beams, breaks=(choices.beams,) if choices.padded else ()
+    )
     each = {"sequences": ("sequences", 0)}
+    written = Axis("new_tokens", 1, unit=8)
     if built.kind == "speech":
         wrote = PhaseOf("decode", each | {"new_tokens": ("new_tokens", _WRITTEN)})
-        return (rows, written), (PhaseOf("encode", each), wrote)
+        return iter([Group((rows, written), (PhaseOf("encode", each), wrote), run.generate)])
     if built.input != "input_ids":
-        return (Axis("sequences", 1),), (PhaseOf("encode", {"sequences": ("rows", 0)}),)
-    length = Axis("prompt_tokens", 2, unit=_unit(built, run), breaks=tuple(w - 1 for w in windows(built.config)))
+        seen = PhaseOf("encode", {"sequences": ("rows", 0)})
+        return iter([Group((Axis("sequences", 1),), (seen,), run.forward)])
+    breaks = tuple(w - 1 for w in windows(built.config))
+    length = Axis("prompt_tokens", 2, _unit(run), spread=True, breaks=breaks)
     read = each | {"prompt_tokens": ("prompt_tokens", 0)}
     if built.kind == "encoder":
-        return (rows, length), (PhaseOf("encode", read),)
+        return iter([Group((rows, length), (PhaseOf("encode", read),), run.forward)])
     if built.kind == "encoder-decoder":
         wrote = PhaseOf("decode", read | {"new_tokens": ("new_tokens", _WRITTEN)})
-        return (rows, length, written), (PhaseOf("encode", read), wrote)
+        return iter([Group((rows, length, written), (PhaseOf("encode", read), wrote), run.generate)])
+    return _causal_groups(rows, length, run)
+
+
+def _causal_groups(rows: Axis, length: Axis, run: Run) -> Iterator[Group]:
+    each = {"sequences": ("sequences", 0)}
+    read = each | {"prompt_tokens": ("prompt_tokens", 0)}
     grown = each | {"prompt_tokens": ("tokens", _FORWARDS)}
-    return (rows, length), (PhaseOf("prefill", read), PhaseOf("decode", grown), PhaseOf(_LOGPROBS, read))
+    steps = (PhaseOf("first step", read, new_tokens=2), PhaseOf("decode", grown, new_tokens=3))
+    yield Group((rows, length), (PhaseOf("prefill", read), *steps), run.generate)
+    axes = (Axis("sequences", 1), replace(length, breaks=()))
+    yield Group(axes, (PhaseOf(_LOGPROBS, read, prompt_logprobs=True),), run.forward)
 
 
-def _unit(built: Built, run: _Run) -> int:
+def _unit(run: Run) -> int:
     """Tokens between the points: few where the model loops over them, and all within its positions."""
-    limit = longest(built.config)
-    unit = 256 if limit is None or limit >= 1280 else max(8, limit // 40 * 8)
-    few, more = (_operators(run({"sequences": run.least, "prompt_tokens": n, "new_tokens": 8})) for n in (12, 24))
+    limit = longest(run.built.config)
+    unit = 256 if limit is None or limit >= 2560 else max(8, limit // 80 * 8)
+    few, more = (_operators(run.small(tokens)) for tokens in (12, 24))
     return 16 if more > 1.5 * few else unit
 
 
@@ -93,61 +123,81 @@ def _operators(records: Mapping[str, Record]) -> int:
     return sum(len(sizes) for record in records.values() for sizes in record.values())
 
 
-class _Run:
+class Run:
     """Runs the model once at given sizes, and returns what was alive in each phase."""
 
     def __init__(self, built: Built, choices: Choices) -> None:
         self.notes: set[str] = set()
         self.least = choices.beams
-        self._built = built
-        self._choices = choices
+        self.built = built
+        self.choices = choices
+        self._flash = FlashAttention()
+        self._remembered = Remembered()
         self._known = [*built.model.parameters(), *built.model.buffers()]
 
-    def __call__(self, sizes: Sizes) -> Mapping[str, Record]:
-        answers = Answers(padded=self._choices.padded and sizes["sequences"] > self.least)
+    def uses_flash(self) -> bool:
+        """Whether any layer takes the stand-in for flash attention."""
+        self.small(12)
+        return self._flash.calls > 0
+
+    def small(self, tokens: int) -> Mapping[str, Record]:
+        """A run at few tokens."""
+        call = self.forward if self.built.kind == "encoder" else self.generate
+        return call({"sequences": self.least, "prompt_tokens": tokens, "new_tokens": 8})
+
+    def generate(self, sizes: Sizes) -> Mapping[str, Record]:
+        """The phases of ``generate``."""
+        return self._traced(sizes, self._generate)
+
+    def forward(self, sizes: Sizes) -> Mapping[str, Record]:
+        """One forward; of a language model with the log-probabilities of all its positions."""
+        return self._traced(sizes, self._forward)
+
+    def _traced(
+        self, sizes: Sizes, call: Callable[[dict[str, torch.Tensor], Tracer], None]
+    ) -> Mapping[str, Record]:
+        padded = self.choices.padded and sizes["sequences"] > self.least
+        answers = Answers(padded=padded, remembered=self._remembered)
         inputs = self._inputs(sizes)
         tracer = Tracer([*self._known, *inputs.values()], device="meta", answers=answers)
         with ExitStack() as stack:
-            for scope in (quietly(), torch.no_grad(), _flash(), FusedAttention(), Places(self._built.model, tracer)):
+            for scope in (quietly(), torch.no_grad(), _flash(self._flash), FusedAttention(), Places(self.built.model, tracer)):
                 stack.enter_context(scope)
             with tracer:
-                self._run(inputs, tracer)
+                call(inputs, tracer)
         self.notes |= answers.notes
         return tracer.records
 
-    def _run(self, inputs: dict[str, torch.Tensor], tracer: Tracer) -> None:
-        kind, model = self._built.kind, self._built.model
-        if kind == "encoder":
+    def _forward(self, inputs: dict[str, torch.Tensor], tracer: Tracer) -> None:
+        if self.built.kind == "encoder":
             tracer.phase = "encode"
-            model(**inputs)
+            self.built.model(**inputs)
             return
-        self._generate(inputs, tracer, "encode" if kind in ("speech", "encoder-decoder") else "prefill")
-        if kind in ("causal", "vision-language"):
-            tracer.phase, tracer.live = _LOGPROBS, 0
-            model(**inputs, use_cache=True).logits.float().log_softmax(-1)
+        tracer.phase = _LOGPROBS
+        self.built.model(**inputs, use_cache=True).logits.float().log_softmax(-1)
 
-    def _generate(self, inputs: dict[str, torch.Tensor], tracer: Tracer, first: str) -> None:
+    def _generate(self, inputs: dict[str, torch.Tensor], tracer: Tracer) -> None:
         config = transformers.GenerationConfig(
             max_new_tokens=_FORWARDS,
-            num_beams=self._choices.beams,
+            num_beams=self.choices.beams,
             pad_token_id=0,
             eos_token_id=None,
             use_cache=True,
-            **_SAMPLING[self._choices.sampling],
+            **_SAMPLING[self.choices.sampling],
         )
-        model = self._built.model
-        generate = transformers.GenerationMixin.generate if self._built.kind == "speech" else type(model).generate
-        with _phases(model, tracer, first):
+        model = self.built.model
+        generate = transformers.GenerationMixin.generate if self.built.kind == "speech" else type(model).generate
+        with _phases(model, tracer, _PHASES[self.built.kind]):
             generate(model, **inputs, generation_config=config)
 
     def _inputs(self, sizes: Sizes) -> dict[str, torch.Tensor]:
         rows = sizes["sequences"] // self.least
-        config, kind = self._built.config, self._built.kind
-        if self._built.input == "input_ids":
+        config, kind = self.built.config, self.built.kind
+        if self.built.input == "input_ids":
             ids = torch.zeros((rows, sizes["prompt_tokens"]), dtype=torch.long, device="meta")
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         else:
-            inputs = {self._built.input: _features(config, self._built.input, rows, self._built.dtype)}
+            inputs = {self.built.input: _features(config, self.built.input, rows, self.built.dtype)}
         if kind in ("speech", "encoder-decoder"):
             prompt = (rows, sizes["new_tokens"])
             inputs["decoder_input_ids"] = torch.zeros(prompt, dtype=torch.long, device="meta")
@@ -167,19 +217,18 @@ def _features(config: Any, name: str, rows: int, dtype: torch.dtype) -> torch.Te
 
 
 @contextmanager
-def _phases(model: Any, tracer: Tracer, first: str) -> Iterator[None]:
-    """From its third forward on a run is decoding; after that one it ends, whatever it has written."""
+def _phases(model: Any, tracer: Tracer, names: Sequence[str]) -> Iterator[None]:
+    """Each forward begins the phase of its name; after the last a run ends, whatever it has written."""
     forwards = 0
 
-    def counted(*_: Any) -> None:
+    def begins(*_: Any) -> None:
         nonlocal forwards
+        tracer.phase = names[min(forwards, len(names) - 1)]
         forwards += 1
-        if forwards == _FORWARDS:
-            tracer.phase = "decode"
 
-    tracer.phase = first
-    handle = model.register_forward_pre_hook(counted)
-    model._has_unfinished_sequences = lambda *_, **__: forwards < _FORWARDS
+    tracer.phase = names[0]
+    handle = model.register_forward_pre_hook(begins)
+    model._has_unfinished_sequences = lambda *_, **__: forwards < len(names)
     try:
         yield
     finally:
@@ -189,9 +238,9 @@ def _phases(model: Any, tracer: Tracer, first: str) -> Iterator[None]:
 
 
 @contextmanager
-def _flash() -> Iterator[None]:
+def _flash(standin: FlashAttention) -> Iterator[None]:
     """Let ``flash_attention_2`` be what stands in for it."""
-    ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = flash_attention
+    ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = standin
     try:
         yield
     finally:
