@@ -17,7 +17,7 @@ from transformers.models.auto import modeling_auto as auto
 
 Kind: TypeAlias = Literal["causal", "encoder-decoder", "speech", "vision-language", "encoder"]
 
-_WINDOW_KEYS: Final = ("sliding_window", "attention_chunk_size", "window_size", "sliding_window_size")
+_WINDOW_KEYS: Final = ("attention_chunk_size", "sliding_window", "window_size", "sliding_window_size")
 _LIMIT_KEYS: Final = ("max_position_embeddings", "n_positions", "max_target_positions", "n_ctx", "seq_length")
 
 
@@ -69,9 +69,11 @@ def torch_dtype(config: Any, name: str | None) -> torch.dtype:
     return dtype
 
 
-def windows(config: Any) -> tuple[int, ...]:
-    """Lengths at which its layers start to forget, or to need a mask of their own."""
-    found = {w for part in _parts(config) if _windowed(part) for w in _sizes(part, _WINDOW_KEYS)}
+def windows(config: Any, *, chunks: bool) -> tuple[int, ...]:
+    """Lengths at which its layers start to forget, or to need a mask of their own; with ``chunks``
+    also those of chunked attention, beyond which flash attention refuses to run."""
+    keys = _WINDOW_KEYS if chunks else _WINDOW_KEYS[1:]
+    found = {w for part in _parts(config) if _windowed(part) for w in _sizes(part, keys)}
     return tuple(sorted(found))
 
 

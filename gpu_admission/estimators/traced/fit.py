@@ -137,7 +137,7 @@ class _Window:
         self._outside = [
             (i, products([axis[p] for axis, p in zip(values, reversed(point), strict=True)], [n - 1 for n in shape]))
             for i, point in enumerate(every)
-            if point not in inside
+            if point not in inside and all(p + 1 >= part[0] for p, part in zip(reversed(point), chosen, strict=True))
         ]
         inverses = [_inverse([axis[i] for i in part]) for axis, part in zip(values, chosen, strict=True)]
         self._inverses = [rows for rows, _ in inverses]
@@ -147,7 +147,7 @@ class _Window:
         return _interpolate(self._inverses, [sizes[i] for i in self._inside])
 
     def holds(self, polynomial: Scaled, sizes: Sequence[int]) -> bool:
-        """Whether it gives the sizes outside of the window, too."""
+        """Whether it gives the sizes just before the window, too; the smallest may be a case of its own."""
         return all(
             abs(sum(map(mul, polynomial, powers)) - sizes[i] * self.scale) <= _ROUNDING * self.scale
             for i, powers in self._outside

@@ -39,7 +39,7 @@ class Axis:
     unit: int = 1
     """The points traced are multiples of it."""
     spread: bool = False
-    """Trace one point more, each twice the last: needed where a loop makes operators hard to tell apart."""
+    """Trace two points more, each twice the last: needed where a loop makes operators hard to tell apart."""
     least: int = 1
     """The smallest size that the model takes."""
     breaks: tuple[int, ...] = ()
@@ -52,9 +52,9 @@ class Axis:
         return list(zip(starts, [*ends, None], strict=True))
 
     def points(self, low: int, high: int | None) -> list[int]:
-        """``degree + 1`` sizes in a range, or one more, as far as it has as many."""
+        """``degree + 1`` sizes in a range, or some more, as far as it has as many."""
         first = -(-low // self.unit) * self.unit
-        grown = [0, 1, 3, 7] if self.spread else [*range(self.degree + 1)]
+        grown = [0, 1, 3, 7, 15] if self.spread else [*range(self.degree + 1)]
         points = [first + i * self.unit for i in grown]
         if high is None or points[-1] <= high:
             return points
@@ -100,7 +100,7 @@ def trace_groups(groups: Sequence[Group]) -> tuple[tuple[Phase, ...], FitCheck]:
             found.append(fitted)
             misses += errors
     worst = max(misses, key=lambda miss: abs(miss[0]))
-    return tuple(found), FitCheck(len(misses), worst[0], worst[1])
+    return tuple(_needed(found)), FitCheck(len(misses), worst[0], worst[1])
 
 
 def _traced_phase(
@@ -113,6 +113,22 @@ def _traced_phase(
     checks = [(_values(phase, own, s), _highest(traced(s | others)[phase.name])) for s in points]
     fitted, errors = _stepped(fitted, checks)
     return fitted, list(zip(errors, points, strict=True))
+
+
+def _needed(phases: Sequence[Phase]) -> Iterator[Phase]:
+    """Without a first step that is never above the later ones."""
+    by_name = {phase.name: phase for phase in phases}
+    for phase in phases:
+        later = by_name.get("decode")
+        if phase.name == "first step" and later and _never_above(phase, later):
+            continue
+        yield phase
+
+
+def _never_above(first: Phase, later: Phase) -> bool:
+    """At all sizes of a coarse grid: ``later`` has two tokens more, at least."""
+    sizes = [1, 2, 3, 7, *(2**n for n in range(4, 19))]
+    return all(later.at((r, t + 2))[0] >= first.at((r, t))[0] for r in (1, 2, 5, 64) for t in sizes)
 
 
 class _Traced:

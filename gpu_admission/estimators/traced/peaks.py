@@ -6,12 +6,14 @@ no search for the numbers (that is ``fit``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import mul
+import math
+from collections.abc import Callable, Mapping, Sequence
+from operator import le, mul
+from typing import TypeAlias
 
 import msgspec
 
-Number = int | float
+Number: TypeAlias = "int | float"
 
 
 class Peak(msgspec.Struct, frozen=True):
@@ -48,26 +50,9 @@ class Phase(msgspec.Struct, frozen=True):
     prompt_logprobs: bool = False
     """It comes only when these are asked for."""
 
-    def at(self, values: Sequence[Number]) -> tuple[Number, Peak, Sequence[Number]]:
-        """The highest peak at ``values`` of the axes: its bytes, which it is, and the products of powers."""
-        rounded = [-(-v // s) * s if s > 1 else v for v, s in zip(values, self.steps, strict=True)]
-        powers = products(rounded, self.degrees)
-        best: Number = -1
-        found = self.pieces[0].peaks[0]
-        for peak in self._piece(rounded).peaks:
-            size = sum(map(mul, peak.coefficients, powers))
-            if size > best:
-                best, found = size, peak
-        return best, found, powers
-
-    def _piece(self, values: Sequence[Number]) -> Piece:
-        for piece in self.pieces:
-            for limit, value in zip(piece.upto, values, strict=True):
-                if limit is not None and value > limit:
-                    break
-            else:
-                return piece
-        return self.pieces[-1]
+    def at(self, values: Sequence[Number]) -> Highest:
+        """The highest peak at ``values`` of the axes."""
+        return reader(self)(values)
 
 
 class FitCheck(msgspec.Struct, frozen=True):
@@ -96,14 +81,68 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """How long the tracing took."""
 
 
+Highest: TypeAlias = "tuple[Number, Peak]"
+"""Bytes, and the peak that has them."""
+_Reader: TypeAlias = "Callable[[Sequence[Number]], Highest]"
+
+
+def reader(phase: Phase) -> _Reader:
+    """A quick function of the values of the phase's axes."""
+    flat = phase.degrees in ((1, 1), (1, 2))
+    pieces = [([math.inf if u is None else u for u in p.upto], p.peaks) for p in phase.pieces]
+    find = _two_axes(pieces) if flat else _any_axes(pieces, phase.degrees)
+    steps = phase.steps
+    if max(steps) == 1:
+        return find
+    return lambda values: find([-(-v // s) * s for v, s in zip(values, steps, strict=True)])
+
+
+def _any_axes(pieces: Sequence[tuple[Sequence[Number], Sequence[Peak]]], degrees: Sequence[int]) -> _Reader:
+    last = pieces[-1][1]
+
+    def highest(values: Sequence[Number]) -> Highest:
+        peaks = next((those for limits, those in pieces if all(map(le, values, limits))), last)
+        powers = products(values, degrees)
+        sizes = [sum(map(mul, peak.coefficients, powers)) for peak in peaks]
+        size = max(sizes)
+        return size, peaks[sizes.index(size)]
+
+    return highest
+
+
+def _two_axes(pieces: Sequence[tuple[Sequence[Number], Sequence[Peak]]]) -> _Reader:
+    """Rows by tokens, which most phases are, written out: it runs for each request."""
+    known = [(*limits, [((*p.coefficients, 0, 0)[:6], p) for p in peaks]) for limits, peaks in pieces]
+
+    def highest(values: Sequence[Number]) -> Highest:
+        x, y = values
+        peaks = known[-1][2]
+        for most_x, most_y, those in known:
+            if x <= most_x and y <= most_y:
+                peaks = those
+                break
+        best: Number = -1
+        found = peaks[0][1]
+        for (one, by_x, by_y, by_xy, by_yy, by_xyy), peak in peaks:
+            size = one + by_x * x + y * (by_y + by_xy * x + y * (by_yy + by_xyy * x))
+            if size > best:
+                best, found = size, peak
+        return best, found
+
+    return highest
+
+
 def products(values: Sequence[Number], degrees: Sequence[int]) -> list[Number]:
     """All products of powers of ``values``, each up to its degree, the first changing fastest."""
     found: list[Number] = [1]
     for value, degree in zip(values, degrees, strict=True):
         lower = found
-        for _ in range(degree):
-            lower = [value * p for p in lower]
+        if degree:
+            lower = [value * p for p in found]
             found = found + lower
+            for _ in range(degree - 1):
+                lower = [value * p for p in lower]
+                found = found + lower
     return found
 
 

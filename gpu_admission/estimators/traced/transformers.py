@@ -59,7 +59,7 @@ def trace(source: Any, choices: Choices) -> Trace:
             "experts": choices.experts,
             "sampling": choices.sampling,
             "transformers": transformers.__version__,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
         },
         notes=tuple(sorted(built.notes | run.notes)),
         seconds=round(time.perf_counter() - started, 1),
@@ -90,8 +90,8 @@ def _groups(run: Run) -> Iterator[Group]:
     if built.input != "input_ids":
         seen = PhaseOf("encode", {"sequences": ("rows", 0)})
         return iter([Group((Axis("sequences", 1),), (seen,), run.forward)])
-    breaks = tuple(w - 1 for w in windows(built.config))
-    length = Axis("prompt_tokens", 2, _unit(run), spread=True, breaks=breaks)
+    breaks = tuple(w - 1 for w in windows(built.config, chunks=built.attention != "flash"))
+    length = Axis("prompt_tokens", 2, *_points(run), breaks=breaks)
     read = each | {"prompt_tokens": ("prompt_tokens", 0)}
     if built.kind == "encoder":
         return iter([Group((rows, length), (PhaseOf("encode", read),), run.forward)])
@@ -105,22 +105,27 @@ def _causal_groups(rows: Axis, length: Axis, run: Run) -> Iterator[Group]:
     each = {"sequences": ("sequences", 0)}
     read = each | {"prompt_tokens": ("prompt_tokens", 0)}
     grown = each | {"prompt_tokens": ("tokens", _FORWARDS)}
-    steps = (PhaseOf("first step", read, new_tokens=2), PhaseOf("decode", grown, new_tokens=3))
+    steps = (PhaseOf("first step", read, new_tokens=2), PhaseOf("decode", grown, new_tokens=2))
     yield Group((rows, length), (PhaseOf("prefill", read), *steps), run.generate)
-    axes = (Axis("sequences", 1), replace(length, breaks=()))
+    degree = 2 if run.built.attention == "eager" else 1
+    axes = (Axis("sequences", 1), replace(length, degree=degree, spread=False, breaks=()))
     yield Group(axes, (PhaseOf(_LOGPROBS, read, prompt_logprobs=True),), run.forward)
 
 
-def _unit(run: Run) -> int:
-    """Tokens between the points: few where the model loops over them, and all within its positions."""
+def _points(run: Run) -> tuple[int, bool]:
+    """Tokens between the points, and whether there must be more of them: few tokens where the model
+    loops over each, more points where it loops over chunks. All are within its positions."""
     limit = longest(run.built.config)
-    unit = 256 if limit is None or limit >= 2560 else max(8, limit // 80 * 8)
-    few, more = (_operators(run.small(tokens)) for tokens in (12, 24))
-    return 16 if more > 1.5 * few else unit
+    few, more = (sum(map(len, _runs(run.small(tokens)))) for tokens in (8, 32))
+    if more - few >= 32 - 8:
+        return 24, False
+    unit = 256 if limit is None or limit >= 1280 else max(8, limit // 40 * 8)
+    loops = [*map(len, _runs(run.small(unit)))] != [*map(len, _runs(run.small(2 * unit)))]
+    return (unit if limit is None or limit >= 20 * unit else max(8, limit // 160 * 8), True) if loops else (unit, False)
 
 
-def _operators(records: Mapping[str, Record]) -> int:
-    return sum(len(sizes) for record in records.values() for sizes in record.values())
+def _runs(records: Mapping[str, Record]) -> list[list[int]]:
+    return [sizes for record in records.values() for sizes in record.values()]
 
 
 class Run:
@@ -132,6 +137,7 @@ class Run:
         self.built = built
         self.choices = choices
         self._flash = FlashAttention()
+        self._generated: dict[Any, Mapping[str, Record]] = {}
         self._remembered = Remembered()
         self._known = [*built.model.parameters(), *built.model.buffers()]
 
@@ -143,11 +149,15 @@ class Run:
     def small(self, tokens: int) -> Mapping[str, Record]:
         """A run at few tokens."""
         call = self.forward if self.built.kind == "encoder" else self.generate
-        return call({"sequences": self.least, "prompt_tokens": tokens, "new_tokens": 8})
+        sizes = {"sequences": self.least, "prompt_tokens": tokens}
+        return call(sizes | ({"new_tokens": 8} if self.built.kind == "encoder-decoder" else {}))
 
     def generate(self, sizes: Sizes) -> Mapping[str, Record]:
         """The phases of ``generate``."""
-        return self._traced(sizes, self._generate)
+        key = tuple(sorted(sizes.items()))
+        if key not in self._generated:
+            self._generated[key] = self._traced(sizes, self._generate)
+        return self._generated[key]
 
     def forward(self, sizes: Sizes) -> Mapping[str, Record]:
         """One forward; of a language model with the log-probabilities of all its positions."""
