@@ -128,7 +128,7 @@ def _needed(phases: Sequence[Phase]) -> Iterator[Phase]:
 def _never_above(first: Phase, later: Phase) -> bool:
     """At all sizes of a coarse grid: ``later`` has two tokens more, at least."""
     sizes = [1, 2, 3, 7, *(2**n for n in range(4, 19))]
-    return all(later.at((r, t + 2))[0] >= first.at((r, t))[0] for r in (1, 2, 5, 64) for t in sizes)
+    return all(later.at((r, t + 2)) >= first.at((r, t)) for r in (1, 2, 5, 64) for t in sizes)
 
 
 class _Traced:
@@ -208,7 +208,7 @@ def _one_step(axes: int) -> Iterator[tuple[int, ...]]:
 
 
 def _errors(phase: Phase, checks: Sequence[_Check]) -> list[float]:
-    return [float(phase.at(values)[0]) / size - 1 for values, size in checks]
+    return [float(phase.at(values)) / size - 1 for values, size in checks]
 
 
 def _raised(phase: Phase, factor: float) -> Phase:

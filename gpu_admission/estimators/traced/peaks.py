@@ -50,9 +50,14 @@ class Phase(msgspec.Struct, frozen=True):
     prompt_logprobs: bool = False
     """It comes only when these are asked for."""
 
-    def at(self, values: Sequence[Number]) -> Highest:
-        """The highest peak at ``values`` of the axes."""
-        return reader(self)(values)
+    @property
+    def peaks(self) -> list[Peak]:
+        """Those of all its pieces, in order."""
+        return [peak for piece in self.pieces for peak in piece.peaks]
+
+    def at(self, values: Sequence[Number]) -> Number:
+        """Bytes of the highest peak at ``values`` of the axes."""
+        return reader(self)(values)[0]
 
 
 class FitCheck(msgspec.Struct, frozen=True):
@@ -81,38 +86,42 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """How long the tracing took."""
 
 
-Highest: TypeAlias = "tuple[Number, Peak]"
-"""Bytes, and the peak that has them."""
+Highest: TypeAlias = "tuple[Number, int, Sequence[Number]]"
+"""Bytes, the place of the peak in ``Phase.peaks``, and the products that its coefficients are for."""
 _Reader: TypeAlias = "Callable[[Sequence[Number]], Highest]"
+_Pieces: TypeAlias = "list[tuple[list[Number], list[tuple[int, tuple[Number, ...]]]]]"
 
 
 def reader(phase: Phase) -> _Reader:
     """A quick function of the values of the phase's axes."""
-    flat = phase.degrees in ((1, 1), (1, 2))
-    pieces = [([math.inf if u is None else u for u in p.upto], p.peaks) for p in phase.pieces]
-    find = _two_axes(pieces) if flat else _any_axes(pieces, phase.degrees)
+    pieces: _Pieces = []
+    place = 0
+    for piece in phase.pieces:
+        peaks = [(place + i, peak.coefficients) for i, peak in enumerate(piece.peaks)]
+        pieces.append(([math.inf if u is None else u for u in piece.upto], peaks))
+        place += len(peaks)
+    find = _two_axes(pieces) if phase.degrees in ((1, 1), (1, 2)) else _any_axes(pieces, phase.degrees)
     steps = phase.steps
     if max(steps) == 1:
         return find
     return lambda values: find([-(-v // s) * s for v, s in zip(values, steps, strict=True)])
 
 
-def _any_axes(pieces: Sequence[tuple[Sequence[Number], Sequence[Peak]]], degrees: Sequence[int]) -> _Reader:
+def _any_axes(pieces: _Pieces, degrees: Sequence[int]) -> _Reader:
     last = pieces[-1][1]
 
     def highest(values: Sequence[Number]) -> Highest:
         peaks = next((those for limits, those in pieces if all(map(le, values, limits))), last)
         powers = products(values, degrees)
-        sizes = [sum(map(mul, peak.coefficients, powers)) for peak in peaks]
-        size = max(sizes)
-        return size, peaks[sizes.index(size)]
+        size, place = max([(sum(map(mul, coefficients, powers)), place) for place, coefficients in peaks])
+        return size, place, powers
 
     return highest
 
 
-def _two_axes(pieces: Sequence[tuple[Sequence[Number], Sequence[Peak]]]) -> _Reader:
+def _two_axes(pieces: _Pieces) -> _Reader:
     """Rows by tokens, which most phases are, written out: it runs for each request."""
-    known = [(*limits, [((*p.coefficients, 0, 0)[:6], p) for p in peaks]) for limits, peaks in pieces]
+    known = [(*limits, [(i, *(*c, 0, 0)[:6]) for i, c in peaks]) for limits, peaks in pieces]
 
     def highest(values: Sequence[Number]) -> Highest:
         x, y = values
@@ -121,13 +130,15 @@ def _two_axes(pieces: Sequence[tuple[Sequence[Number], Sequence[Peak]]]) -> _Rea
             if x <= most_x and y <= most_y:
                 peaks = those
                 break
-        best: Number = -1
-        found = peaks[0][1]
-        for (one, by_x, by_y, by_xy, by_yy, by_xyy), peak in peaks:
-            size = one + by_x * x + y * (by_y + by_xy * x + y * (by_yy + by_xyy * x))
+        best: Number = -math.inf
+        place = 0
+        xy, yy = x * y, y * y
+        xyy = xy * y
+        for i, one, by_x, by_y, by_xy, by_yy, by_xyy in peaks:
+            size = one + by_x * x + by_y * y + by_xy * xy + by_yy * yy + by_xyy * xyy
             if size > best:
-                best, found = size, peak
-        return best, found
+                best, place = size, i
+        return best, place, (1, x, y, xy, yy, xyy)
 
     return highest
 

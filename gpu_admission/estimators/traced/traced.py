@@ -12,9 +12,9 @@ from importlib import import_module
 from math import ceil
 from typing import Any, Final, Literal
 
-from gpu_admission.estimators.features import Feature, Number, feature
+from gpu_admission.estimators.features import Feature, feature
 from gpu_admission.estimators.terms import assumed, clamp, render
-from gpu_admission.estimators.traced.peaks import Peak, Trace, product_names, products, reader
+from gpu_admission.estimators.traced.peaks import Number, Phase, Trace, product_names, reader
 from gpu_admission.estimators.traced.saved import read_trace, write_trace
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 from gpu_admission.types import Estimate, RequestInfo, Workload
@@ -41,7 +41,7 @@ class Traced:
             (i, p.new_tokens, p.prompt_logprobs, [_reader(name) for name in p.axes], reader(p))
             for i, p in enumerate(trace.phases)
         ]
-        self._names = [product_names(phase.axes, phase.degrees) for phase in trace.phases]
+        self._terms = [_terms(phase) for phase in trace.phases]
         self._notes: list[tuple[str, ...]] = [(f"peak at {phase.name}",) for phase in trace.phases]
 
     @classmethod
@@ -80,9 +80,26 @@ class Traced:
         return cls(_maker("transformers").trace(source, choices), margin=margin)
 
     @classmethod
-    def diffusers(cls, source: Any, *, guidance: bool = True, margin: float = 0.0, **options: Any) -> Traced:
-        """A pipeline of diffusers, or the configs of its denoiser and VAE: see ``traced.diffusers``."""
-        return cls(_maker("diffusers").trace(source, guidance=guidance, **options), margin=margin)
+    def diffusers(
+        cls,
+        source: Any,
+        *,
+        dtype: str | None = None,
+        guidance: bool = True,
+        tiling: bool = False,
+        slicing: bool = False,
+        margin: float = 0.0,
+    ) -> Traced:
+        """A denoiser and a VAE of diffusers: ``source`` is a pipeline, its folder, ``{"unet": config,
+        "vae": config}``, or one such config.
+
+        - ``guidance``: each picture is denoised with and without its prompt, as two rows.
+        - ``tiling``, ``slicing``: as enabled on the VAE.
+
+        Raises ``ValueError`` for a class of denoiser that has no ready-made inputs.
+        """
+        trace = _maker("diffusers").trace(source, guidance=guidance, dtype=dtype, tiling=tiling, slicing=slicing)
+        return cls(trace, margin=margin)
 
     @classmethod
     def of(
@@ -121,11 +138,11 @@ class Traced:
     def estimate(self, workload: Workload) -> Estimate:
         """Bytes that ``workload`` adds at its peak; ``parts`` are the terms of the highest phase."""
         try:
-            size, place, values, peak = self._highest(workload)
-            parts = self._parts(place, values, peak)
+            size, phase, place, powers = self._highest(workload)
+            parts = {name: ceil(c * powers[i]) for name, i, c in self._terms[phase][place]}
         except (OverflowError, ValueError):  # a size that no float holds, or NaN
             return Estimate(MAX_BYTES, None, "device", {"out of range": MAX_BYTES}, assumed(workload))
-        notes = self._notes[place]
+        notes = self._notes[phase]
         if workload.defaulted:
             notes += assumed(workload)
         if self._plain:
@@ -134,41 +151,38 @@ class Traced:
         parts["constant and margin"] = charged - ceil(size)
         return Estimate(charged, None, "device", parts, notes)
 
-    def _highest(self, workload: Workload) -> tuple[Number, int, Sequence[Number], Peak]:
+    def _highest(self, workload: Workload) -> tuple[Number, int, int, Sequence[Number]]:
+        """Bytes, the phase, the place of its peak, and the products that its coefficients are for."""
         best: Number = -1
         found: Any = None
-        for place, new_tokens, logprobs, features, highest in self._phases:
+        for phase, new_tokens, logprobs, features, highest in self._phases:
             if new_tokens > workload.new_tokens or logprobs > workload.prompt_logprobs:
                 continue
-            values = [read(workload) for read in features]
-            size, peak = highest(values)
+            size, place, powers = highest([read(workload) for read in features])
             if size > best:
-                best, found = size, (place, values, peak)
+                best, found = size, (size, phase, place, powers)
         if found is None:
             raise LookupError("the trace has no phase that is always there")
-        return best, *found
-
-    def _parts(self, place: int, values: Sequence[Number], peak: Peak) -> dict[str, int]:
-        phase = self.trace.phases[place]
-        rounded = [-(-v // s) * s for v, s in zip(values, phase.steps, strict=True)]
-        powers = products(rounded, phase.degrees)
-        return {
-            name: ceil(coefficient * power)
-            for name, coefficient, power in zip(self._names[place], peak.coefficients, powers, strict=True)
-            if coefficient
-        }
+        return found  # type: ignore[no-any-return]
 
     def explain(self, workload: Workload) -> str:
         """The terms of the peak and the bytes of every phase, as text."""
         lines = [render(f"Traced {self.trace.model}", self.estimate(workload)), "  phases:"]
-        for place, _, _, features, highest in self._phases:
-            size, peak = highest([read(workload) for read in features])
-            lines.append(f"    {self.trace.phases[place].name}: {format_bytes(clamp(size))} after {peak.at}")
+        for i, _, _, features, highest in self._phases:
+            size, place, _ = highest([read(workload) for read in features])
+            phase = self.trace.phases[i]
+            lines.append(f"    {phase.name}: {format_bytes(clamp(size))} after {phase.peaks[place].at}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.trace.notes)])
 
     def __repr__(self) -> str:
         phases = ", ".join(phase.name for phase in self.trace.phases)
         return f"Traced({self.trace.model}: {phases}; within {abs(self.trace.check.worst):.2%})"
+
+
+def _terms(phase: Phase) -> list[list[tuple[str, int, Number]]]:
+    """Of each peak: its terms that are not zero, by name and place."""
+    names = product_names(phase.axes, phase.degrees)
+    return [[(names[i], i, c) for i, c in enumerate(peak.coefficients) if c] for peak in phase.peaks]
 
 
 def _rows(workload: Workload) -> int:
