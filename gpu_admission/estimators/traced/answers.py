@@ -71,7 +71,8 @@ class Answers:
         """Run it on the CPU on zeros, and keep the sizes of what comes out."""
         if (size := _size((args, kwargs))) > _LARGEST_REAL:
             raise NoMetaForm(
-                f"{func} has no meta form, and {size:,} bytes are too many to run it for real: trace smaller sizes"
+                f"{func} has no meta form, and {size:,} bytes are too many to run it for real: "
+                "trace smaller sizes"
             )
         self.notes.add(f"{func} has no meta form: it was run on the CPU, on zeros of the same sizes")
         real = tree_map_only(torch.Tensor, _zeros, (args, kwargs))

@@ -70,7 +70,9 @@ def build(source: Any, choices: Choices) -> Built:
     make = type(source)._from_config if given else _AUTO[kind].from_config
     notes: set[str] = set()
     with quietly(), torch.device("meta"), torch.no_grad():
-        model, attention = _made(lambda kind: make(config, dtype=dtype, attn_implementation=kind), choices, notes)
+        model, attention = _made(
+            lambda kind: make(config, dtype=dtype, attn_implementation=kind), choices, notes
+        )
         if choices.experts != "grouped_mm":
             model.set_experts_implementation(choices.experts)
     return Built(model.eval(), config, kind, dtype, attention, notes)

@@ -40,10 +40,15 @@ def read_config(source: Any) -> Any:
 def kind_of(config: Any) -> Kind:
     """Which of the ready-made traces fits: by the mappings of transformers, and ``architectures``."""
     name = config.model_type
-    generates = any(a.endswith(("CausalLM", "LMHeadModel")) for a in getattr(config, "architectures", None) or ())
+    generates = any(
+        a.endswith(("CausalLM", "LMHeadModel")) for a in getattr(config, "architectures", None) or ()
+    )
     if name in auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES:
         return "speech"
-    if getattr(config, "is_encoder_decoder", False) and name in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES:
+    if (
+        getattr(config, "is_encoder_decoder", False)
+        and name in auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    ):
         return "encoder-decoder"
     if name in auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and not generates:
         return "vision-language"

@@ -33,7 +33,9 @@ _SIDE: Final = 8
 _DENOISERS: Final = ("unet", "transformer", "denoiser")
 
 
-def trace(source: Any, *, guidance: bool, dtype: str | None, tiling: bool, slicing: bool) -> Trace:
+def trace(
+    source: Any, *, guidance: bool, dtype: str | None, tiling: bool, slicing: bool, device: str
+) -> Trace:
     """Trace a pipeline, its folder, or the configs of its parts. Raises ``ValueError``."""
     started = time.perf_counter()
     parts = _parts(source)
@@ -42,7 +44,11 @@ def trace(source: Any, *, guidance: bool, dtype: str | None, tiling: bool, slici
     compute = torch_dtype(None, dtype)
     side = _factor(parts.get("vae"))
     for name, config in parts.items():
-        made = _vae(config, compute, tiling, slicing) if name == "vae" else _denoiser(config, compute, guidance, side)
+        made = (
+            _vae(config, compute, tiling, slicing, device)
+            if name == "vae"
+            else _denoiser(config, compute, guidance, side, device)
+        )
         for group, module in made:
             groups.append(group)
             modules.append(module)
@@ -56,6 +62,7 @@ def trace(source: Any, *, guidance: bool, dtype: str | None, tiling: bool, slici
             "attention": "sdpa",
             "guidance": str(guidance),
             "tiling": str(tiling),
+            "device": device,
             "diffusers": diffusers.__version__,
             "torch": str(torch.__version__),
         },
@@ -102,7 +109,7 @@ def _make(config: Mapping[str, Any], dtype: torch.dtype) -> Any:
     kind = getattr(diffusers, _class_name(config), None)
     if kind is None:
         raise ValueError(f"diffusers has no class {_class_name(config)!r}")
-    return kind.from_config(dict(config)).to(dtype)
+    return kind.from_config(dict(config)).to(dtype=dtype)
 
 
 def _factor(config: Mapping[str, Any] | None) -> int:
@@ -122,7 +129,7 @@ def _group(module: Module, axes: tuple[Axis, ...], phase: str) -> tuple[Group, M
 
 
 def _denoiser(
-    config: Mapping[str, Any], dtype: torch.dtype, guidance: bool, side: int
+    config: Mapping[str, Any], dtype: torch.dtype, guidance: bool, side: int, device: str
 ) -> Iterator[tuple[Group, Module]]:
     """One step. With guidance each picture is there twice, with and without its prompt."""
     inputs = _INPUTS.get(_class_name(config))
@@ -134,11 +141,13 @@ def _denoiser(
         rows = 2 * sequences if guidance else sequences
         return inputs(config, dtype, (rows, -(-height // side), -(-width // side)))
 
-    yield _group(Module(lambda: _make(config, dtype), call, phase="denoise"), _sides(), "denoise")
+    yield _group(
+        Module(lambda: _make(config, dtype), call, phase="denoise", device=device), _sides(), "denoise"
+    )
 
 
 def _vae(
-    config: Mapping[str, Any], dtype: torch.dtype, tiling: bool, slicing: bool
+    config: Mapping[str, Any], dtype: torch.dtype, tiling: bool, slicing: bool, device: str
 ) -> Iterator[tuple[Group, Module]]:
     side = _factor(config)
 
@@ -155,7 +164,7 @@ def _vae(
         return {"z": torch.zeros(shape, dtype=dtype)}
 
     breaks = (config.get("sample_size", 512),) if tiling else ()
-    module = Module(make, call, phase="decode", method="decode")
+    module = Module(make, call, phase="decode", method="decode", device=device)
     yield _group(module, _sides(breaks), "decode")
 
 
@@ -198,7 +207,9 @@ def _flux(config: Mapping[str, Any], dtype: torch.dtype, shape: _Shape) -> Input
     patches = -(-height // 2) * -(-width // 2)
     return {
         "hidden_states": torch.zeros((rows, patches, config.get("in_channels", 64)), dtype=dtype),
-        "encoder_hidden_states": torch.zeros((rows, _T5_TEXT, config.get("joint_attention_dim", 4096)), dtype=dtype),
+        "encoder_hidden_states": torch.zeros(
+            (rows, _T5_TEXT, config.get("joint_attention_dim", 4096)), dtype=dtype
+        ),
         "pooled_projections": torch.zeros((rows, config.get("pooled_projection_dim", 768)), dtype=dtype),
         "timestep": torch.zeros((rows,), dtype=dtype),
         "img_ids": torch.zeros((patches, 3), dtype=dtype),

@@ -127,17 +127,21 @@ class _Through:
 class _Window:
     """A part of the grid, with as many points in each axis as the polynomial has powers."""
 
-    def __init__(
-        self, values: Sequence[Sequence[int]], starts: Sequence[int], shape: Sequence[int]
-    ) -> None:
+    def __init__(self, values: Sequence[Sequence[int]], starts: Sequence[int], shape: Sequence[int]) -> None:
         chosen = [range(start, start + length) for start, length in zip(starts, shape, strict=True)]
         every = list(product(*(range(len(axis)) for axis in reversed(values))))
         inside = set(product(*reversed(chosen)))
         self._inside = [i for i, point in enumerate(every) if point in inside]
         self._outside = [
-            (i, products([axis[p] for axis, p in zip(values, reversed(point), strict=True)], [n - 1 for n in shape]))
+            (
+                i,
+                products(
+                    [axis[p] for axis, p in zip(values, reversed(point), strict=True)], [n - 1 for n in shape]
+                ),
+            )
             for i, point in enumerate(every)
-            if point not in inside and all(p + 1 >= part[0] for p, part in zip(reversed(point), chosen, strict=True))
+            if point not in inside
+            and all(p + 1 >= part[0] for p, part in zip(reversed(point), chosen, strict=True))
         ]
         inverses = [_inverse([axis[i] for i in part]) for axis, part in zip(values, chosen, strict=True)]
         self._inverses = [rows for rows, _ in inverses]
@@ -211,9 +215,7 @@ def _spread(low: int, high: int | None) -> list[int]:
     return sorted(found)
 
 
-def _padded(
-    scaled: Scaled, scale: int, shape: Sequence[int], degrees: Sequence[int]
-) -> tuple[Number, ...]:
+def _padded(scaled: Scaled, scale: int, shape: Sequence[int], degrees: Sequence[int]) -> tuple[Number, ...]:
     """Plain coefficients, with zeros for the powers that this piece was too small to need."""
     known = dict(zip(product(*(range(n) for n in reversed(shape))), scaled, strict=True))
     order = product(*(range(d + 1) for d in reversed(degrees)))

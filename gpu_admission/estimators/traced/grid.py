@@ -43,7 +43,7 @@ class Axis:
     least: int = 1
     """The smallest size that the model takes."""
     breaks: tuple[int, ...] = ()
-    """Last sizes before the model takes another path: 1 for ``sequences``, where masks come with the second."""
+    """Last sizes before the model takes another path: 1 for ``sequences``, as masks come with the second."""
 
     def ranges(self) -> list[_Range]:
         """The pieces, from the smallest sizes up."""

@@ -21,7 +21,7 @@ from gpu_admission.estimators.traced.grid import Axis, Group, PhaseOf, Sizes, tr
 from gpu_admission.estimators.traced.peaks import Trace
 from gpu_admission.estimators.traced.remembered import Remembered
 from gpu_admission.estimators.traced.standins import FusedAttention
-from gpu_admission.estimators.traced.tracer import Places, Tracer
+from gpu_admission.estimators.traced.tracer import Places, Tracer, cpu_workspace
 
 _AXES: Final[Mapping[str, Axis]] = {
     "sequences": Axis("sequences", 1),
@@ -42,10 +42,11 @@ def trace(
     axes: Mapping[str, Axis],
     name: str,
     inputs: bool,
+    device: str,
 ) -> Trace:
     """Trace ``make_model()`` at ``call(**sizes)``. Raises ``ValueError`` when ``call`` names no sizes."""
     started = time.perf_counter()
-    module = Module(make_model, call, inputs=inputs)
+    module = Module(make_model, call, inputs=inputs, device=device)
     known = [axes.get(size, _AXES.get(size, Axis(size, 1))) for size in _sizes(call)]
     phase = PhaseOf("forward", {axis.name: (axis.name, 0) for axis in known})
     found, check = trace_groups([Group(known, (phase,), module.run)])
@@ -53,7 +54,7 @@ def trace(
         model=name,
         phases=found,
         check=check,
-        settings={"attention": "sdpa", "torch": str(torch.__version__)},
+        settings={"attention": "sdpa", "device": device, "torch": str(torch.__version__)},
         notes=tuple(sorted(module.notes)),
         seconds=round(time.perf_counter() - started, 1),
     )
@@ -77,6 +78,7 @@ class Module:
         phase: str = "forward",
         inputs: bool = False,
         method: str = "forward",
+        device: str = "cuda",
     ) -> None:
         self.notes: set[str] = set()
         with torch.device("meta"), torch.no_grad():
@@ -85,6 +87,7 @@ class Module:
         self._phase = phase
         self._inputs = inputs
         self._method = method
+        self._workspace = cpu_workspace if device == "cpu" else None
         self._remembered = Remembered()
 
     def run(self, sizes: Sizes) -> Mapping[str, Record]:
@@ -93,7 +96,7 @@ class Module:
             args, kwargs = _arguments(self._call(**sizes))
         answers = Answers(padded=False, remembered=self._remembered)
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        tracer = Tracer(self._known(given), device="meta", answers=answers)
+        tracer = Tracer(self._known(given), device="meta", answers=answers, workspace=self._workspace)
         tracer.live = sum(t.untyped_storage().nbytes() for t in given) if self._inputs else 0
         tracer.phase = self._phase
         with ExitStack() as stack:

@@ -6,7 +6,7 @@ this is what makes a trace take seconds. Owns the memory, and which operators it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -37,7 +37,9 @@ class Remembered:
                 self._learn(key, result)
             return result
         single, shapes = known
-        made = [s if s is None else torch.empty_strided(s[0], s[1], dtype=s[2], device="meta") for s in shapes]
+        made = [
+            s if s is None else torch.empty_strided(s[0], s[1], dtype=s[2], device="meta") for s in shapes
+        ]
         return made[0] if single else tuple(made)
 
     def _key(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

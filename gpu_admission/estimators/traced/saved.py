@@ -47,5 +47,9 @@ def _check(trace: Trace, path: str | os.PathLike[str]) -> None:
             products *= degree + 1
         fits = len(phase.axes) == len(phase.degrees) == len(phase.steps) and phase.pieces
         whole = all(p.peaks and len(p.upto) == len(phase.axes) for p in phase.pieces)
-        if not fits or not whole or any(len(k.coefficients) != products for p in phase.pieces for k in p.peaks):
+        if (
+            not fits
+            or not whole
+            or any(len(k.coefficients) != products for p in phase.pieces for k in p.peaks)
+        ):
             raise ValueError(f"{os.fspath(path)}: the phase {phase.name!r} is damaged")

@@ -17,7 +17,8 @@ from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.estimators.traced.peaks import Number, Phase, Trace, product_names, reader
 from gpu_admission.estimators.traced.saved import read_trace, write_trace
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
-from gpu_admission.types import Estimate, RequestInfo, Workload
+from gpu_admission.request import RequestInfo
+from gpu_admission.types import Estimate, Workload
 
 
 class Traced:
@@ -88,6 +89,7 @@ class Traced:
         guidance: bool = True,
         tiling: bool = False,
         slicing: bool = False,
+        device: Literal["cuda", "cpu"] = "cuda",
         margin: float = 0.0,
     ) -> Traced:
         """A denoiser and a VAE of diffusers: ``source`` is a pipeline, its folder, ``{"unet": config,
@@ -95,10 +97,18 @@ class Traced:
 
         - ``guidance``: each picture is denoised with and without its prompt, as two rows.
         - ``tiling``, ``slicing``: as enabled on the VAE.
+        - ``device``: see ``of``.
 
         Raises ``ValueError`` for a class of denoiser that has no ready-made inputs.
         """
-        trace = _maker("diffusers").trace(source, guidance=guidance, dtype=dtype, tiling=tiling, slicing=slicing)
+        trace = _maker("diffusers").trace(
+            source,
+            guidance=guidance,
+            dtype=dtype,
+            tiling=tiling,
+            slicing=slicing,
+            device=_one_of("device", device, ("cuda", "cpu")),
+        )
         return cls(trace, margin=margin)
 
     @classmethod
@@ -110,6 +120,7 @@ class Traced:
         axes: Mapping[str, Any] | None = None,
         name: str = "model",
         inputs: bool = False,
+        device: Literal["cuda", "cpu"] = "cuda",
         margin: float = 0.0,
     ) -> Traced:
         """Any ``torch.nn.Module``: ``make_model()`` makes it, ``call(**sizes)`` its inputs.
@@ -118,9 +129,17 @@ class Traced:
         ``lambda sequences, width, height: torch.zeros(sequences, 3, height, width)``. It returns a
         tensor, a ``tuple`` of arguments, or a ``dict`` of keyword arguments. ``axes`` says more of a
         size: ``{"width": Axis("width", degree=1, unit=32)}``. With ``inputs`` the tensors that
-        ``call`` makes are counted too.
+        ``call`` makes are counted too. On a ``device`` of ``"cpu"`` a convolution also holds a copy of
+        its weights; what cuDNN holds can't be known without the card.
         """
-        trace = _maker("modules").trace(make_model, call, axes=axes or {}, name=name, inputs=inputs)
+        trace = _maker("modules").trace(
+            make_model,
+            call,
+            axes=axes or {},
+            name=name,
+            inputs=inputs,
+            device=_one_of("device", device, ("cuda", "cpu")),
+        )
         return cls(trace, margin=margin)
 
     @classmethod

@@ -17,17 +17,35 @@ from gpu_admission.estimators.traced.answers import Answers
 
 Place: TypeAlias = "tuple[str, str]"
 """The module's path and the operator's name."""
+Workspace: TypeAlias = "Callable[[Any, tuple[Any, ...]], int]"
+"""Bytes that an operator holds while it runs, besides its arguments and results."""
 Record: TypeAlias = "dict[Place, list[int]]"
 """Live bytes after each run of an operator at a place, in order."""
+
+
+def cpu_workspace(func: Any, args: tuple[Any, ...]) -> int:
+    """On a CPU, oneDNN copies the weights and the input of a convolution into its own layout, each time."""
+    if func is not torch.ops.aten.convolution.default:
+        return 0
+    copied: list[torch.Tensor] = [args[0], args[1]]
+    return sum(tensor.numel() * tensor.element_size() for tensor in copied)
 
 
 class Tracer(TorchDispatchMode):
     """Live bytes after each operator, by phase; the storages in ``known`` are not counted.
 
-    It counts tensors on ``device`` only. What kernels allocate inside themselves it can't see.
+    It counts tensors on ``device`` only. What kernels allocate inside themselves it can't see:
+    ``workspace`` says what is known of that.
     """
 
-    def __init__(self, known: Iterable[torch.Tensor], *, device: str, answers: Answers) -> None:
+    def __init__(
+        self,
+        known: Iterable[torch.Tensor],
+        *,
+        device: str,
+        answers: Answers,
+        workspace: Workspace | None = None,
+    ) -> None:
         super().__init__()
         self.live = 0
         self.phase = ""
@@ -37,6 +55,7 @@ class Tracer(TorchDispatchMode):
         self.records: dict[str, Record] = {}
         self._device = device
         self._answers = answers
+        self._workspace = workspace
         self._storages: dict[int, Any] = {}
         for tensor in known:
             self.ignore(tensor)
@@ -63,7 +82,8 @@ class Tracer(TorchDispatchMode):
                     self._count(item)
         if self.phase:
             record = self.records.setdefault(self.phase, {})
-            record.setdefault((self.place, func._name), []).append(self.live)
+            inside = self._workspace(func, args) if self._workspace else 0
+            record.setdefault((self.place, func._name), []).append(self.live + inside)
         return result
 
     def _count(self, tensor: torch.Tensor) -> None:

@@ -121,7 +121,11 @@ def _points(run: Run) -> tuple[int, bool]:
         return 24, False
     unit = 256 if limit is None or limit >= 1280 else max(8, limit // 40 * 8)
     loops = [*map(len, _runs(run.small(unit)))] != [*map(len, _runs(run.small(2 * unit)))]
-    return (unit if limit is None or limit >= 20 * unit else max(8, limit // 160 * 8), True) if loops else (unit, False)
+    return (
+        (unit if limit is None or limit >= 20 * unit else max(8, limit // 160 * 8), True)
+        if loops
+        else (unit, False)
+    )
 
 
 def _runs(records: Mapping[str, Record]) -> list[list[int]]:
@@ -171,7 +175,13 @@ class Run:
         inputs = self._inputs(sizes)
         tracer = Tracer([*self._known, *inputs.values()], device="meta", answers=answers)
         with ExitStack() as stack:
-            for scope in (quietly(), torch.no_grad(), _flash(self._flash), FusedAttention(), Places(self.built.model, tracer)):
+            for scope in (
+                quietly(),
+                torch.no_grad(),
+                _flash(self._flash),
+                FusedAttention(),
+                Places(self.built.model, tracer),
+            ):
                 stack.enter_context(scope)
             with tracer:
                 call(inputs, tracer)
@@ -196,7 +206,9 @@ class Run:
             **_SAMPLING[self.choices.sampling],
         )
         model = self.built.model
-        generate = transformers.GenerationMixin.generate if self.built.kind == "speech" else type(model).generate
+        generate = (
+            transformers.GenerationMixin.generate if self.built.kind == "speech" else type(model).generate
+        )
         with _phases(model, tracer, _PHASES[self.built.kind]):
             generate(model, **inputs, generation_config=config)
 
@@ -219,11 +231,15 @@ def _features(config: Any, name: str, rows: int, dtype: torch.dtype) -> torch.Te
     if name == "pixel_values":
         side = config.image_size
         height, width = (side, side) if isinstance(side, int) else side
-        return torch.zeros((rows, getattr(config, "num_channels", 3), height, width), dtype=dtype, device="meta")
+        return torch.zeros(
+            (rows, getattr(config, "num_channels", 3), height, width), dtype=dtype, device="meta"
+        )
     if name == "input_features" and hasattr(config, "max_source_positions"):
         shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
         return torch.zeros(shape, dtype=dtype, device="meta")
-    raise ValueError(f"{config.model_type} takes {name}, for which there is no ready-made input: use Traced.of")
+    raise ValueError(
+        f"{config.model_type} takes {name}, for which there is no ready-made input: use Traced.of"
+    )
 
 
 @contextmanager
