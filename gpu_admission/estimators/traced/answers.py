@@ -27,13 +27,15 @@ class NoMetaForm(RuntimeError):
 class Answers:
     """Runs operators, and answers for the meta device where it can't.
 
-    ``padded`` says whether attention masks have padding in them, which ``mask.all()`` asks.
+    ``padded`` says whether attention masks have padding in them, which ``mask.all()`` asks;
+    ``routing`` that tables of booleans are the choices of experts, one for each place of a token.
     """
 
-    def __init__(self, *, padded: bool, remembered: Remembered | None = None) -> None:
+    def __init__(self, *, padded: bool, routing: bool = False, remembered: Remembered | None = None) -> None:
         self.notes: set[str] = set()
         """What was assumed, in sentences."""
         self._padded = padded
+        self._routing = routing
         self._remembered = remembered or Remembered()
         self._all: set[int] = set()
         self._kept: list[torch.Tensor] = []
@@ -68,14 +70,14 @@ class Answers:
                 raise error from None
 
     def _really(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run it on the CPU on zeros, and keep the sizes of what comes out."""
+        """Run it on the CPU on made-up data, and keep the sizes of what comes out."""
         if (size := _size((args, kwargs))) > _LARGEST_REAL:
             raise NoMetaForm(
                 f"{func} has no meta form, and {size:,} bytes are too many to run it for real: "
                 "trace smaller sizes"
             )
-        self.notes.add(f"{func} has no meta form: it was run on the CPU, on zeros of the same sizes")
-        real = tree_map_only(torch.Tensor, _zeros, (args, kwargs))
+        self.notes.add(f"{func} has no meta form: it was run on the CPU, on made-up data of the same sizes")
+        real = tree_map_only(torch.Tensor, _made_up, (args, kwargs))
         if "device" in real[1]:
             real[1]["device"] = torch.device("cpu")
         return _to(func(*real[0], **real[1]), "meta")
@@ -100,7 +102,7 @@ class Answers:
         mask = args[0]
         if not mask.is_meta:
             return func(*args, **kwargs)
-        return mask.new_empty((_found(mask), mask.dim()), dtype=torch.long)
+        return mask.new_empty((_found(mask, self._routing), mask.dim()), dtype=torch.long)
 
     def _selected(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not args[0].is_meta:
@@ -124,9 +126,9 @@ class Answers:
         return False if any(a.is_meta for a in args) else func(*args, **kwargs)
 
 
-def _found(mask: torch.Tensor) -> int:
-    """Most elements that can be true: of a table of choices one in each column, else all."""
-    return mask.shape[-1] if mask.dim() == 2 and mask.shape[0] < mask.shape[1] else mask.numel()
+def _found(mask: torch.Tensor, routing: bool) -> int:
+    """Most elements that can be true: all, or of a table of experts' choices one in each column."""
+    return mask.shape[-1] if routing and mask.dim() == 2 else mask.numel()
 
 
 def _indices(index: torch.Tensor | None) -> list[torch.Tensor | None]:
@@ -139,8 +141,12 @@ def _to(tree: Any, device: str) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.to(device), tree)
 
 
-def _zeros(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(tensor, device="cpu") if tensor.is_meta else tensor
+def _made_up(tensor: torch.Tensor) -> torch.Tensor:
+    """Numbers that differ, so that a search for equal ones finds none; whole numbers may be places."""
+    if not tensor.is_meta:
+        return tensor
+    make = torch.rand_like if tensor.dtype.is_floating_point else torch.zeros_like
+    return make(tensor, device="cpu")
 
 
 def _mixed(tree: Any) -> bool:

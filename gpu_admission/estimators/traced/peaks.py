@@ -113,7 +113,7 @@ def _any_axes(pieces: _Pieces, degrees: Sequence[int]) -> _Reader:
     def highest(values: Sequence[Number]) -> Highest:
         peaks = next((those for limits, those in pieces if all(map(le, values, limits))), last)
         powers = products(values, degrees)
-        size, place = max([(sum(map(mul, coefficients, powers)), place) for place, coefficients in peaks])
+        size, place = max([(sum(map(mul, c, powers)), i) for i, c in peaks])
         return size, place, powers
 
     return highest
@@ -121,7 +121,7 @@ def _any_axes(pieces: _Pieces, degrees: Sequence[int]) -> _Reader:
 
 def _two_axes(pieces: _Pieces) -> _Reader:
     """Rows by tokens, which most phases are, written out: it runs for each request."""
-    known = [(*limits, [(i, *(*c, 0, 0)[:6]) for i, c in peaks]) for limits, peaks in pieces]
+    known = [(limits[0], limits[1], [(i, (*c, 0, 0)[:6]) for i, c in peaks]) for limits, peaks in pieces]
 
     def highest(values: Sequence[Number]) -> Highest:
         x, y = values
@@ -134,7 +134,7 @@ def _two_axes(pieces: _Pieces) -> _Reader:
         place = 0
         xy, yy = x * y, y * y
         xyy = xy * y
-        for i, one, by_x, by_y, by_xy, by_yy, by_xyy in peaks:
+        for i, (one, by_x, by_y, by_xy, by_yy, by_xyy) in peaks:
             size = one + by_x * x + by_y * y + by_xy * xy + by_yy * yy + by_xyy * xyy
             if size > best:
                 best, place = size, i

@@ -16,8 +16,8 @@ from gpu_admission.estimators.features import Feature, feature
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.estimators.traced.peaks import Number, Phase, Trace, product_names, reader
 from gpu_admission.estimators.traced.saved import read_trace, write_trace
-from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 from gpu_admission.request import RequestInfo
+from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Workload
 
 

@@ -171,7 +171,7 @@ class Run:
         self, sizes: Sizes, call: Callable[[dict[str, torch.Tensor], Tracer], None]
     ) -> Mapping[str, Record]:
         padded = self.choices.padded and sizes["sequences"] > self.least
-        answers = Answers(padded=padded, remembered=self._remembered)
+        answers = Answers(padded=padded, routing=True, remembered=self._remembered)
         inputs = self._inputs(sizes)
         tracer = Tracer([*self._known, *inputs.values()], device="meta", answers=answers)
         with ExitStack() as stack:
