@@ -19,7 +19,8 @@ from tiktoken.load import load_tiktoken_bpe
 
 import gpu_admission
 from gpu_admission.bodies.json import JSONObject, read_object
-from gpu_admission.workloads.tokens import PIECE, counter, rows
+from gpu_admission.bodies.longvalues import PIECE
+from gpu_admission.workloads.tokens import counter, rows
 from tests.workloads.asking import request
 from tests.workloads.prose import CODE, PROSE
 
