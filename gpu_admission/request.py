@@ -152,6 +152,11 @@ class RequestInfo:
         """What reads the body: as the admission was told, or else chosen by ``path``."""
         return RequestInfo.choose_dialect(self.path, self._dialect)
 
+    @property
+    def dialect_name(self) -> str:
+        """The class of what reads the body, for logs."""
+        return type(self._dialect or self.dialect).__name__
+
     def _content_type(self) -> str:
         """The content type. Of several headers frameworks take the first, the last, or all of them."""
         kinds = self.headers.getlist("content-type")

@@ -27,7 +27,8 @@ _Number: TypeAlias = Callable[[str], Any] | None
 _decode = msgspec.json.Decoder().decode
 _NONE_LONG: Final = LongStrings()
 _WIDEST = 4
-"""JSON is written with white space up to this many times the body's bytes."""
+"""JSON is written with white space up to this many times the body's bytes, and up to ``_ALWAYS``."""
+_ALWAYS = 64 * 1024
 _INDENT = 4
 
 
@@ -97,7 +98,7 @@ class JSONObject:
 
         Lists in lists take as much white space as they are deep: 200 kB of them become 700 MiB.
         """
-        if self.spaced_size(value) > _WIDEST * self.total:
+        if self.spaced_size(value) > max(_WIDEST * self.total, _ALWAYS):
             return None
         written = json.dumps(value, ensure_ascii=False, indent=_INDENT, default=_spaces)
         for key, string in self._long.find(written):

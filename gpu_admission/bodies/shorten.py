@@ -10,6 +10,7 @@ threads may run.
 from __future__ import annotations
 
 import codecs
+import io
 import json
 import re
 import secrets
@@ -66,7 +67,7 @@ def shorten(body: bytes, most: int | None = None, *, lists: bool = True) -> Shor
     string has no end.
     """
     body = _as_utf8(body)
-    most = len(body) if most is None else most
+    most = 2 * len(body) if most is None else most
     cut = _Cut(body, most)
     longest = LONG if len(body) <= EASY else LESS_LONG
     at = 0
@@ -204,14 +205,14 @@ def _as_utf8(body: bytes) -> bytes:
     if encoding == "utf-8":
         return body
     decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-    pieces: list[bytes] = []
+    written = io.BytesIO()  # joined pieces would take their bytes twice
     try:
         for at in range(0, len(body), _WINDOW):
             text = decoder.decode(body[at : at + _WINDOW], at + _WINDOW >= len(body))
-            pieces.append(text.encode("utf-8", "surrogatepass"))
+            written.write(text.encode("utf-8", "surrogatepass"))
     except UnicodeError as error:
         raise UnreadableBody(f"the body is not JSON: {type(error).__name__}") from None
-    return b"".join(pieces)
+    return written.getvalue()
 
 
 def _too_complex(most: int) -> TooComplex:

@@ -27,7 +27,7 @@ def clamped_body(info: RequestInfo, factor: float) -> tuple[int, bytes] | None:
     except UnreadableBody:
         return None
     except Exception as error:  # a dialect of the user's: as with an estimator, no request is lost by it
-        log_failure(f"clamping failed on {type(info.dialect).__name__}", error, "the request stays as it is")
+        log_failure(f"clamping failed on {info.dialect_name}", error, "the request stays as it is")
         return None
     return None if shorter == info.body else (limit, shorter)
 

@@ -44,14 +44,18 @@ def lower_limit(
     ``UnreadableBody`` where the body is not a JSON object.
     """
     short = shorten(body)
-    text = short.text
     try:
-        encoding = json.detect_encoding(text)
-        errors = "surrogateescape" if encoding == "utf-8" else "strict"
-        lowered = _lowered(text.decode(encoding, errors), names, most, places).encode(encoding, errors)
+        text = _lowered(short.text.decode("utf-8", "surrogateescape"), names, most, places)
+        lowered = short.restore(text.encode("utf-8", "surrogateescape"))
+        return _encoded(lowered, json.detect_encoding(body))
     except (ValueError, IndexError, RecursionError) as error:
         raise UnreadableBody(f"the body is not a JSON object: {type(error).__name__}") from None
-    return short.restore(lowered)
+
+
+def _encoded(text: bytes, encoding: str) -> bytes:
+    if encoding == "utf-8":
+        return text
+    return text.decode("utf-8", "surrogatepass").encode(encoding, "surrogatepass")
 
 
 class _Member(NamedTuple):

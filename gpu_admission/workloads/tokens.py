@@ -49,7 +49,7 @@ class Rate:
     """Tokens from bytes alone: a fixed share of them, rounded up."""
 
     __slots__ = ("_json_percent", "_percent")
-    offload_bytes = 64 * 1024
+    offload_bytes = 32 * 1024
 
     def __init__(self, percent: int, json_percent: int) -> None:
         self._percent = percent
@@ -76,7 +76,7 @@ class Bound:
     """
 
     __slots__ = ()
-    offload_bytes = 64 * 1024
+    offload_bytes = 32 * 1024
 
     def text(self, body: JSONObject, text: str) -> int:
         size = body.size(text)

@@ -182,7 +182,7 @@ def test_what_a_tokenizer_can_not_encode_is_counted_by_bytes() -> None:
             raise RuntimeError(text)
 
     assert counter(Broken()).text(BODY, "abc") == 4
-    assert counter(Broken()).json(BODY, {"a": 1}) == 2 * len('{"a":1}')
+    assert counter(Broken()).json(BODY, {"a": 1}) >= len(json.dumps({"a": 1}, indent=4))
     assert counter(deepseek()).text(BODY, "\ud800") >= 1
 
 
