@@ -46,6 +46,8 @@ class LongString:
         r"""Bytes of the decoded string in UTF-8, or a little more: a pair of ``\uXXXX`` counts as 6."""
         if self._body.find(b"\\", self._start, self._end) < 0:
             return self.length
+        if self.length <= PIECE:
+            return _decoded_size(self.raw())
         return sum(map(_decoded_size, self._windows()))
 
     def head(self, length: int) -> str:
