@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
 
 _TEXTS = ("system", "template", "suffix", "tools")
+_SILENT = ("/show", "/pull", "/push", "/create", "/copy", "/delete")
 _TOOL_TOKENS = 200
 
 
@@ -60,7 +61,7 @@ class Ollama:
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         if "/v1/" in info.path:
-            return self._openai.read(info)
+            return self._openai.of(read_object(info, parse=_parse_in_any_case), info.path)
         body = read_object(info, parse=_parse_as_go)
         body.fields = fields = _any_case(body.fields)
         options = _options(fields)
@@ -71,7 +72,8 @@ class Ollama:
         limit = context or self._context
         if limit is not None:
             prompts = [min(tokens, limit) for tokens in prompts]
-        new, absent = (0, False) if embeds else self._new_tokens(options, max(prompts), limit)
+        is_silent = embeds or info.path.endswith(_SILENT)
+        new, absent = (0, False) if is_silent else self._new_tokens(options, max(prompts), limit)
         model = fields.get("model")
         return Workload(
             task="embed" if embeds else "generate",
@@ -140,9 +142,18 @@ def _parse_as_go(body: bytes) -> Any:
     return parse_with(partial(json.loads, object_pairs_hook=_joined), body)
 
 
+def _parse_in_any_case(body: bytes) -> Any:
+    """As a Go server reads what it serves as OpenAI does: no name there keeps its case."""
+    return parse_with(partial(json.loads, object_pairs_hook=_folded), body)
+
+
+def _folded(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return _joined((name.casefold(), value) for name, value in pairs)
+
+
 def _any_case(fields: Mapping[str, Any]) -> dict[str, Any]:
     """``fields`` by their names in small letters; of several spellings the last counts."""
-    return _joined((name.casefold(), value) for name, value in fields.items())
+    return _folded(fields.items())
 
 
 def _joined(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

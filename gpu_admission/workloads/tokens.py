@@ -24,6 +24,7 @@ _SEAM = 8
 """Tokens added where a text was cut into pieces."""
 _ROW_TOKENS: Final = 2
 """Special tokens of one row, such as begin and end."""
+_TOKEN_TYPES = (int, str)
 
 
 class Counter(Protocol):
@@ -142,7 +143,10 @@ def counter(tokens: TokensOption) -> Counter:
 
 
 def rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:
-    """Tokens of each prompt in ``value``: a text, token ids, or a list of either."""
+    """Tokens of each prompt in ``value``: a text, token ids, or a list of either.
+
+    A list of ids and texts side by side is one prompt (llama.cpp's).
+    """
     if value is None:
         return []
     if type(value) is str:
@@ -154,17 +158,19 @@ def rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:
     ids = sum(1 for item in value if type(item) is int)
     if ids and ids == len(value):
         return [ids]
-    return [ids] * (ids > 0) + [
-        row for item in value if type(item) is not int for row in _row(body, counter, item)
-    ]
+    found = [_row(body, counter, item) for item in value if type(item) is not int]
+    return [ids + sum(found)] if ids else found
 
 
-def _row(body: JSONObject, counter: Counter, item: Any) -> list[int]:
+def _row(body: JSONObject, counter: Counter, item: Any) -> int:
     if type(item) is str:
-        return [counter.text(body, item) + _ROW_TOKENS]
-    if type(item) is LongList or (type(item) is list and all(type(token) is int for token in item)):
-        return [max(len(item), 1)]
-    return [counter.json(body, item) + _ROW_TOKENS]
+        return counter.text(body, item) + _ROW_TOKENS
+    if type(item) is LongList:
+        return len(item)
+    if type(item) is list and all(type(token) in _TOKEN_TYPES for token in item):
+        ids = sum(1 for token in item if type(token) is int)
+        return max(1, ids + sum(_row(body, counter, token) for token in item if type(token) is str))
+    return counter.json(body, item) + _ROW_TOKENS
 
 
 def _counting(tokenizer: Any) -> Callable[[str], int]:

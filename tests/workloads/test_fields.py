@@ -112,7 +112,7 @@ def test_images_may_be_text_lists_or_files() -> None:
         (640, 480),
         (0, 0),
     )
-    info = upload(("i", "a.png", "image/png", pictures.png(640, 480)), ("i", "b.png", "", b"?"))
+    info = upload(("i", "a.png", "image/png", pictures.png(640, 480)), ("i", "b.png", "", b"\0?"))
     workload = Fields(images="i", image_tokens="gemma-3").read(info)
     assert workload.images == ((640, 480), (0, 0))
     assert workload.prompt_tokens >= 2 * 256

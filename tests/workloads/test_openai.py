@@ -151,8 +151,9 @@ def test_tools_count_with_their_preamble() -> None:
 
 def test_history_that_the_server_keeps_costs_the_context() -> None:
     asked = {"input": "and then?", "previous_response_id": "resp_1", "max_output_tokens": 9}
-    assert OpenAI(context=4096).read(request(asked)).prompt_tokens == 4096
-    unknown = OpenAI().read(request(asked))
+    path = "/v1/responses"
+    assert OpenAI(context=4096).read(request(asked, path)).prompt_tokens == 4096
+    unknown = OpenAI().read(request(asked, path))
     assert unknown.prompt_tokens == UNKNOWN_CONTEXT
     assert unknown.defaulted == ("previous_response_id",)
     assert OpenAI().read(request({"input": "x", "prompt": {"id": "p"}})).prompt_tokens == UNKNOWN_CONTEXT

@@ -26,14 +26,16 @@ def generate(**fields: Any) -> Workload:
         ({"size": None}, (1024, 1024)),
         ({}, (1024, 1024)),
         ({"width": 640, "height": 480}, (640, 480)),
-        ({"width": 640}, (640, 640)),
+        ({"width": 640}, (640, 1024)),
+        ({"size": "64x64", "width": 2048, "height": 512}, (2048, 512)),
+        ({"size": "640x480", "extra_body": {"height": 512}}, (640, 512)),
         ({"size": "0x0"}, (1024, 1024)),
     ],
 )
 def test_the_size_that_is_asked_for_counts(fields: dict[str, Any], expected: tuple[int, int]) -> None:
     workload = generate(**fields)
     assert (workload.task, workload.width, workload.height) == ("image", *expected)
-    assert workload.defaulted == (("size",) if expected == (1024, 1024) else ())
+    assert workload.defaulted == (("size",) if 1024 in expected and 1792 not in expected else ())
 
 
 @pytest.mark.parametrize("size", ["large", "5", "axb", 5, ["512x512"], "9999999999999999x1", ""])
@@ -51,7 +53,7 @@ def test_pictures_that_come_are_measured() -> None:
     info = upload(
         ("image[]", "a.png", "image/png", pictures.png(640, 480)),
         ("image", "a.png", "image/png", pictures.png(64, 48)),
-        ("image", "b.png", "image/png", b"?"),
+        ("image", "b.png", "image/png", b"\0?"),
         ("prompt", None, "", b"x" * 100),
         ("size", None, "", b"256x512"),
         path="/v1/images/edits",

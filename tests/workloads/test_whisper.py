@@ -35,7 +35,9 @@ def test_an_upload_says_how_long_it_is() -> None:
         ([("beam_size", "2")], 2, 2),
         ([("beam_size", "2"), ("temperature", "0.5")], 5, 5),
         ([("beam_size", "2"), ("best_of", "9")], 9, 9),
-        ([("num_beams", "3"), ("batch_size", "8")], 3, 24),
+        ([("num_beams", "3"), ("batch_size", "8")], 5, 40),
+        ([("beams", "1")], 5, 5),
+        ([("beams", "9"), ("beam_size", "2")], 9, 9),
         ([("beam_size", "0")], 5, 5),
     ],
 )
