@@ -30,7 +30,7 @@ class Anthropic:
         *,
         default_new_tokens: int = 1024,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._openai = OpenAI(

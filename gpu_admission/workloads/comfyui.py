@@ -30,7 +30,7 @@ class ComfyUI:
 
     __slots__ = ("_counter", "_default_side", "offload_bytes")
 
-    def __init__(self, *, default_side: int = 1024, tokens: TokensOption = "safe") -> None:
+    def __init__(self, *, default_side: int = 1024, tokens: TokensOption = "usual") -> None:
         self._default_side = positive_option(default_side, "default_side")
         self._counter = counter(tokens)
         self.offload_bytes = self._counter.offload_bytes

@@ -65,7 +65,7 @@ class Fields:
         features: Mapping[str, str] | None = None,
         default_new_tokens: int = 1024,
         default_side: int = 1024,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         if task not in _TASKS:

@@ -52,7 +52,7 @@ class KServe:
         self,
         *,
         default_new_tokens: int = 1024,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")

@@ -46,7 +46,7 @@ class Ollama:
         *,
         default_new_tokens: int = 1024,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")

@@ -63,7 +63,7 @@ class OpenAI:
 
     ``default_new_tokens`` are taken where a body names no limit (with ``context``: what that
     leaves beside the prompt), ``completion_new_tokens`` for a text completion. ``tokens`` is
-    ``"expected"``, ``"safe"``, ``"bound"`` or a tokenizer, ``image_tokens`` a family's name, a
+    ``"usual"``, ``"bound"`` or a tokenizer, ``image_tokens`` a family's name, a
     number or a function of width and height.
     """
 
@@ -82,7 +82,7 @@ class OpenAI:
         default_new_tokens: int = 1024,
         completion_new_tokens: int = 16,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")

@@ -43,7 +43,7 @@ class OpenAIMedia:
         default_side: int = 1024,
         fps: int = 24,
         speech_tokens: int = 32,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
     ) -> None:
         self._fps = positive_option(fps, "fps")
         self._default_side = positive_option(default_side, "default_side")

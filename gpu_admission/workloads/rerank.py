@@ -39,7 +39,7 @@ class Rerank:
         *,
         max_length: int | None = None,
         max_batch: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._max_length = None if max_length is None else positive_option(max_length, "max_length")

@@ -38,7 +38,7 @@ class SGLang:
         self,
         *,
         default_new_tokens: int = 128,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")

@@ -44,7 +44,7 @@ class TGI:
         *,
         default_new_tokens: int = 1024,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption | None = None,
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")

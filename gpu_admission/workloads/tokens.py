@@ -1,10 +1,6 @@
-"""Tokens of a text. Owns the counting by bytes, by a tokenizer, and their margins.
+"""Tokens of a text. Owns the ways to count them: by characters, by bytes, by a tokenizer.
 
-Rates are tokens per UTF-8 byte of the decoded text, in hundredths, from counts with seven
-published tokenizers over prose in five languages, code, JSON and random text: prose takes
-0.17 to 0.30 (0.61 at worst: Korean with a vocabulary of 32,000), JSON up to 0.60, and
-nothing ever took more than one token per byte. What a body's fields mean must not be put
-here.
+What a character is counted is ``tokenrates``'; what a body's fields mean must not be put here.
 """
 
 from __future__ import annotations
@@ -13,10 +9,13 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeAlias
 
+import msgspec
+
 from gpu_admission.bodies.json import LARGE, JSONObject, LongList
+from gpu_admission.workloads.tokenrates import hundredths
 
 TokensOption: TypeAlias = Any
-"""``"expected"``, ``"safe"``, ``"bound"``, or an object of tokenizers, tiktoken or transformers."""
+"""``"usual"``, ``"bound"``, or an object of tokenizers, tiktoken or transformers."""
 
 PIECE: Final = 64 * 1024
 """Characters that a tokenizer gets at once."""
@@ -48,26 +47,34 @@ class Counter(Protocol):
         ...
 
 
-class Rate:
-    """Tokens from bytes alone: a fixed share of them, rounded up."""
+class Usual:
+    """Tokens by the kinds of characters: enough for natural text, code and data in any language.
 
-    __slots__ = ("_json_percent", "_percent")
+    A long string of base64 is not looked into, and counts as much as it can. JSON counts with the
+    white space that a template may add.
+    """
+
+    __slots__ = ()
     offload_bytes = 256 * 1024
 
-    def __init__(self, percent: int, json_percent: int) -> None:
-        self._percent = percent
-        self._json_percent = json_percent
-
     def text(self, body: JSONObject, text: str) -> int:
-        return (body.size(text) * self._percent + 99) // 100
+        if not body.is_whole and (size := body.size(text)) != len(text.encode("utf-8", "surrogatepass")):
+            return size + 1
+        return (hundredths(text) + 99) // 100
 
     def texts(self, body: JSONObject, texts: list[str]) -> int:
-        small = body.total < LARGE and body.is_whole
-        size = body.size("".join(texts)) if small else sum(map(body.size, texts))
-        return (size * self._percent + 99) // 100 + len(texts)
+        if body.total < LARGE and body.is_whole:
+            return (hundredths("".join(texts)) + 99) // 100 + len(texts)
+        return sum(self.text(body, text) for text in texts) + len(texts)
 
     def json(self, body: JSONObject, value: Any) -> int:
-        return (body.json_size(value) * self._json_percent + 99) // 100
+        if body.total >= LARGE or not body.is_whole:
+            return body.json_size(value) + 1
+        try:
+            written = msgspec.json.encode(value).decode()
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return 2 * body.total
+        return (hundredths(written) + 50 * written.count(",") + 50 * written.count("{") + 99) // 100
 
 
 class Bound:
@@ -132,14 +139,18 @@ class Tokenizer:
 def counter(tokens: TokensOption) -> Counter:
     """The counter that the option ``tokens`` asks for. Raises ``TypeError`` or ``ValueError``.
 
-    ``expected`` is 0.30 tokens a byte (0.37 of JSON), ``safe`` 0.50 (0.60), ``bound`` one.
+    ``usual`` counts by the kinds of characters, ``bound`` one for each byte. ``safe`` is the old
+    name of ``usual``.
     """
-    if isinstance(tokens, str):
-        named: dict[str, Counter] = {"expected": Rate(30, 37), "safe": Rate(50, 60), "bound": Bound()}
-        if tokens not in named:
-            raise ValueError(f"tokens must be 'expected', 'safe', 'bound' or a tokenizer, got {tokens!r}")
-        return named[tokens]
-    return Tokenizer(_counting(tokens))
+    if not isinstance(tokens, str):
+        return Tokenizer(_counting(tokens))
+    if tokens in ("usual", "safe"):
+        return Usual()
+    if tokens == "bound":
+        return Bound()
+    if tokens == "expected":
+        raise ValueError("tokens='expected' fell short for many languages: say 'usual', or pass a tokenizer")
+    raise ValueError(f"tokens must be 'usual', 'bound' or a tokenizer, got {tokens!r}")
 
 
 def rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:

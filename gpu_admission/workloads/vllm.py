@@ -43,7 +43,7 @@ class VLLM:
         default_new_tokens: int = 1024,
         completion_new_tokens: int = 16,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._openai = OpenAI(

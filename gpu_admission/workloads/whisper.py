@@ -43,7 +43,7 @@ class Whisper:
     __slots__ = ("_beam_size", "_best_of", "_counter", "_new_tokens", "offload_bytes")
 
     def __init__(
-        self, *, beam_size: int = 5, best_of: int = 5, new_tokens: int = 448, tokens: TokensOption = "safe"
+        self, *, beam_size: int = 5, best_of: int = 5, new_tokens: int = 448, tokens: TokensOption = "usual"
     ) -> None:
         self._beam_size = positive_option(beam_size, "beam_size")
         self._best_of = positive_option(best_of, "best_of")
