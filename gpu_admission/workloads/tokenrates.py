@@ -29,7 +29,7 @@ _COMBINING = 170
 _BLOCKS: Final = (
     (bytes([0x04]), 84),  # Cyrillic
     (bytes([0x06]), 103),  # Arabic
-    (bytes(range(0x34, 0xA0)), 102),  # Chinese characters
+    (bytes(range(0x34, 0xA0)), 108),  # Chinese characters
     (bytes([0x30]), 84),  # kana
     (bytes(range(0xAC, 0xD8)), 80),  # hangul
     (bytes([0x0E]), 65),  # Thai; Lao beside it
