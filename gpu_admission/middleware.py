@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Unpack
 
 from gpu_admission.admission import Admission
-from gpu_admission.admission.lease import Lease, enter, leave
+from gpu_admission.admission.context import enter, leave
+from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.http.answer import released_at_end
 from gpu_admission.http.clamp import told_of
@@ -41,7 +42,7 @@ class GPUAdmission:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         admission = self.admission
         rule = admission.metering.rule(scope) if scope["type"] == "http" else None
-        if rule is None or admission.mode == "off" or admission.held() is not None:
+        if rule is None or admission.mode == "off" or admission.entrance.held() is not None:
             if scope["type"] == "lifespan":
                 send = started_with(admission, send)
             await self.app(scope, receive, send)

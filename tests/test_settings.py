@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import itertools
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +15,7 @@ from gpu_admission import Admission, GPUAdmission, Lane
 from gpu_admission.devices import FixedDevice
 from gpu_admission.guards import MemoryGuard
 from gpu_admission.settings import Options, Settings
+from gpu_admission.settings import options as options_module
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 
 WRONG: dict[str, list[Any]] = {
@@ -147,3 +153,59 @@ def test_sizes_are_printed_in_the_largest_unit_that_fits() -> None:
     assert format_bytes(1536) == "1.50 KiB"
     assert format_bytes(20 * 2**30) == "20.00 GiB"
     assert format_bytes(2**62) == "4096.00 PiB"
+
+
+def documented() -> dict[str, str]:
+    """The docstring of each keyword of ``Options``."""
+    tree = ast.parse(inspect.getsource(options_module))
+    (declared,) = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    texts: dict[str, str] = {}
+    for node, after in itertools.pairwise(declared.body):
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            assert isinstance(after, ast.Expr), node.target.id
+            texts[node.target.id] = " ".join(ast.literal_eval(after.value).split())
+    return texts
+
+
+def in_words(value: object) -> str:
+    """A default as the docstrings write it."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 2**20:
+        return format_bytes(value).replace(".00", "")
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def test_each_keyword_says_what_it_means_and_its_default() -> None:
+    documents, defaults = documented(), {field.name: field.default for field in fields(Settings)}
+    assert list(documents) == list(Options.__annotations__)
+    assert set(documents) == set(defaults)
+    for name, text in documents.items():
+        if name == "estimator":
+            assert text.endswith("Required.")
+            continue
+        told = text.partition("Default: ")[2].rstrip(".")
+        assert told, name
+        if defaults[name] not in (None, ()) and name != "lanes":
+            assert told == in_words(defaults[name]), name
+
+
+def test_the_readme_lists_every_setting_with_its_default_and_meaning() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    for name, text in documented().items():
+        meaning, _, default = text.partition(" Default: ")
+        row = f"| `{name}` | {default.rstrip('.') or 'required'} | {meaning.replace(' Required.', '')} |"
+        assert row.replace("``", "`") in readme, f"the README's table of settings needs the row\n{row}"
+
+
+def test_devices_none_is_the_default() -> None:
+    assert Settings.of({"estimator": 1, "devices": None}).devices == ()
+
+
+def test_a_dialect_is_known_by_its_name_and_another_name_is_refused() -> None:
+    assert Admission(capacity=100, estimator=1, dialect="openai")
+    assert Admission(capacity=100, estimator=1, dialect={"/v1/**": "vllm", "**": "ollama"})
+    with pytest.raises(ValueError, match=r"dialect must be one of .*'openai'.*got 'opnai'"):
+        Admission(capacity=100, estimator=1, dialect="opnai")
+    with pytest.raises(TypeError, match="a dialect needs a method read"):
+        Admission(capacity=100, estimator=1, dialect=5)  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import anyio
 
 from gpu_admission.admission.buffered import BufferedBytes
-from gpu_admission.admission.lease import Lease, outside
+from gpu_admission.admission.context import outside
+from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import ClientLeft, TooLarge
 from gpu_admission.http.ahead import Ahead
 from gpu_admission.sizes import format_bytes

@@ -63,14 +63,14 @@ class Intake:
     async def lease(self) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``."""
         admission = self.admission
-        if admission.needs_request_id:
+        if admission.events.needs_request_id:
             name_request(self.scope)
         if admission.mode == "off":
-            return await admission.acquire(self._unread(), route=self.rule.route)
+            return await admission.entrance.acquire(self._unread(), route=self.rule.route)
         try:
             if not admission.monitor.is_measured:
-                await admission.measure()
-            admission.check_open()
+                await admission.entrance.measure()
+            admission.entrance.check_open()
             declared, packed = of_the_body(self.scope)
             if declared is not None and declared > admission.settings.max_body_bytes:
                 raise self._too_large(declared)
@@ -78,7 +78,7 @@ class Intake:
             self.needed = estimated.bytes
             if admission.picks_lanes:
                 self._choose_lane()
-            lease = await admission.acquire(
+            lease = await admission.entrance.acquire(
                 estimated,
                 lane=self.lane,
                 flow=self.flow,
@@ -87,11 +87,11 @@ class Intake:
                 gone=self.body.watch,
             )
             if self.rule.learns:
-                admission.teach(lease, self.rule.estimator, self.info)
+                admission.endings.teach(lease, self.rule.estimator, self.info)
             return lease
         except (Rejected, ClientLeft) as error:
             if admission.mode == "shadow":
-                return await admission.acquire(self._unread(), route=self.rule.route)
+                return await admission.entrance.acquire(self._unread(), route=self.rule.route)
             cause = self.body.failure or error
             self._count(cause)
             self.body.close()
@@ -149,9 +149,9 @@ class Intake:
 
     def _count(self, error: Exception) -> None:
         if isinstance(error, Rejected):
-            self.admission.refused(error, lane=self.lane, route=self.rule.route, needed=self.needed)
+            self.admission.entrance.refused(error, lane=self.lane, route=self.rule.route, needed=self.needed)
         else:
-            self.admission.left(lane=self.lane, route=self.rule.route)
+            self.admission.entrance.left(lane=self.lane, route=self.rule.route)
 
     async def _unpack(self) -> None:
         """In a thread, however short it is: a few bytes may unpack to all that is allowed."""
@@ -165,7 +165,8 @@ class Intake:
         settings = self.admission.settings
         if settings.lane is not None:
             name = self._pick("lane", settings.lane)
-            self.lane = self.admission.lane_index(name if name in self.admission.lane_names else None)
+            known = name if name in self.admission.lane_names else None
+            self.lane = self.admission.entrance.lane_index(known)
         if settings.flow is not None:
             self.flow = _key(self._pick("flow", settings.flow))
         self.info.forget()

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable
 
-from gpu_admission.admission.lease import Lease, outside
+from gpu_admission.admission.context import outside
+from gpu_admission.admission.lease import Lease
 from gpu_admission.http.respond import response_for
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Message, Receive, Scope, Send
@@ -49,7 +50,7 @@ class Answer:
         lease = self._lease
         if lease.outcome[0] == "ok":
             lease.outcome = ("client" if status < 500 else "error", f"HTTP {status}")
-        if status == 500 and lease.admission.settings.oom_status is not None:
+        if status == 500 and lease.issuer.settings.oom_status is not None:
             self._kept = []
 
     async def _keep(self, message: Message) -> None:
@@ -73,10 +74,10 @@ class Answer:
 
     async def rescue(self, error: Exception, info: RequestInfo, scope: Scope, receive: Receive) -> bool:
         """The app has raised ``error``: whether its client was answered in place of it."""
-        admission = self._lease.admission
-        settings = admission.settings
+        issuer = self._lease.issuer
+        settings = issuer.settings
         asked = settings.oom_event or settings.oom_status is not None
-        if not asked or admission.classify(error)[0] != "oom":
+        if not asked or issuer.classify(error)[0] != "oom":
             await self._try(self.let_go())
             return False
         if self._start is None or self._kept is not None:
@@ -88,9 +89,9 @@ class Answer:
         return False
 
     async def _replace(self, status: int, info: RequestInfo, scope: Scope, receive: Receive) -> bool:
-        admission = self._lease.admission
-        rejected = admission.out_of_memory(status)
-        respond = response_for(admission.settings.on_reject, info, rejected)
+        issuer = self._lease.issuer
+        rejected = issuer.out_of_memory(status)
+        respond = response_for(issuer.settings.on_reject, info, rejected)
         return await self._try(respond(scope, receive, self._send))
 
     def _last_event(self, info: RequestInfo) -> bytes:

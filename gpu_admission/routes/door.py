@@ -19,7 +19,9 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute
 
 from gpu_admission.admission import Admission
-from gpu_admission.admission.lease import Lease, enter, leave
+from gpu_admission.admission.context import enter, leave
+from gpu_admission.admission.feedback import bind
+from gpu_admission.admission.lease import Lease
 from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.errors import AdmissionError, ClientLeft, Rejected, UnreadableBody
 from gpu_admission.http.answer import released_at_end
@@ -74,11 +76,11 @@ class Door:
         """The parameter by which FastAPI hands over the lease."""
         self.estimator: Estimator | None = None if estimator is None else as_estimator(estimator)
         if self.estimator is not None:
-            admission.bind(self.estimator)
+            bind(self.estimator, lambda: admission.largest)
 
     async def depend(self, request: Request) -> AsyncIterator[Lease]:
         """FastAPI's side: a dependency that yields the lease and ends it after the response."""
-        held = self.admission.held()
+        held = self.admission.entrance.held()
         if held is not None:
             yield held
             return
@@ -98,7 +100,7 @@ class Door:
 
     async def respond(self, request: Request, call: Callable[[Lease], Any]) -> Any:
         """Starlette's side: the endpoint's response, which gives the bytes back once it is sent."""
-        held = self.admission.held()
+        held = self.admission.entrance.held()
         if held is not None:
             return await call(held)
         intake = self._intake(request)
@@ -162,7 +164,7 @@ class HeldResponse:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         lease, intake = self._lease, self._intake
         answer = Answer(lease, send)
-        at_end = lease.admission.settings.hold == "response"
+        at_end = lease.issuer.settings.hold == "response"
         enter(lease, scope)
         try:
             await self._response(scope, intake.body, released_at_end(lease, answer) if at_end else answer)

@@ -16,15 +16,16 @@ import numbers
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from gpu_admission.admission.feedback import learns
 from gpu_admission.bodies.large import is_large, read_aside
 from gpu_admission.errors import Rejected
 from gpu_admission.request import Dialect, Estimator, RequestInfo
 from gpu_admission.rules.patterns import Patterns, route_path
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Scope
+from gpu_admission.workloads.choice import dialect as dialect_named
 
 logger = logging.getLogger("gpu_admission")
+_CACHED_LENGTH = 512
 
 
 class Rule:
@@ -38,7 +39,8 @@ class Rule:
         self.estimator = estimator
         self.dialect = dialect
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
-        self.learns = learns(estimator)
+        self.learns = all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
+        """Whether the estimator wants to know what requests really took."""
 
 
 class Fixed:
@@ -79,10 +81,10 @@ class Metering:
         self,
         estimator: object,
         *,
-        routes: object = None,
-        exclude: object = (),
-        methods: Any = ("POST", "PUT", "PATCH"),
-        dialect: Dialect | Mapping[str, Dialect] | None = None,
+        routes: Iterable[str] | None = None,
+        exclude: Iterable[str] = (),
+        methods: Iterable[str] = ("POST", "PUT", "PATCH"),
+        dialect: str | Dialect | Mapping[str, str | Dialect] | None = None,
     ) -> None:
         self._by_path: dict[str, Estimator] | None = None
         self._estimator: Estimator | None = None
@@ -93,12 +95,12 @@ class Metering:
             self._paths = Patterns(self._by_path, name="estimator")
         else:
             self._estimator = as_estimator(estimator)
-        self._routes = None if routes is None else Patterns(routes, name="routes")  # type: ignore[arg-type]
-        self._exclude = Patterns(exclude, name="exclude")  # type: ignore[arg-type]
-        self._methods = _methods(methods)
-        self._dialects = dialect if isinstance(dialect, Mapping) else {"**": dialect} if dialect else {}
+        self._routes = None if routes is None else Patterns(routes, name="routes")
+        self._exclude = Patterns(exclude, name="exclude")
+        self._methods = frozenset(method_names(methods))
+        self._dialects = _dialects(dialect)
         self._dialect_paths = Patterns(self._dialects, name="dialect")
-        self._find = functools.lru_cache(maxsize=1024)(self._rule)
+        self._cached = functools.lru_cache(maxsize=1024)(self._rule)
 
     def named_estimators(self) -> Sequence[tuple[str, Estimator]]:
         """All that the setting ``estimator`` names, and what they are called there."""
@@ -124,6 +126,11 @@ class Metering:
             estimator = self._estimator if known is None else known.estimator
         return Rule(path, route, estimator, self._dialect(path))
 
+    def _find(self, path: str, root_path: str) -> Rule | None:
+        # Only paths of a usual length are kept: others would fill memory with what a client sends.
+        find = self._cached if len(path) <= _CACHED_LENGTH else self._rule
+        return find(path, root_path)
+
     def _rule(self, path: str, root_path: str) -> Rule | None:
         path = route_path(path, root_path)
         if self._exclude.match(path) is not None:
@@ -143,15 +150,24 @@ class Metering:
         return None if pattern is None else self._dialects[pattern]
 
 
-def _methods(methods: Any) -> frozenset[str]:
+def method_names(methods: Any) -> tuple[str, ...]:
+    """The setting ``methods``, checked. ``OPTIONS`` is never metered: browsers ask by it."""
     if isinstance(methods, str):
-        raise TypeError(f"methods must be a list of method names, not one text: [{methods!r}]")
+        raise TypeError(f"methods must be a list of method names, not one string: [{methods!r}]")
     if not isinstance(methods, Iterable):
         raise TypeError(f"methods must be a list of method names, not {type(methods).__name__}")
-    names = frozenset(methods)
+    names = sorted(methods, key=str) if isinstance(methods, (set, frozenset)) else tuple(methods)
     if not all(isinstance(name, str) and name for name in names):
         raise TypeError("methods must hold names such as 'POST'")
-    return frozenset(name.upper() for name in names) - {"OPTIONS"}
+    return tuple(name.upper() for name in names if name.upper() != "OPTIONS")
+
+
+def _dialects(setting: str | Dialect | Mapping[str, str | Dialect] | None) -> dict[str, Dialect]:
+    """A dialect for each path pattern, those that are named made."""
+    if setting is None:
+        return {}
+    by_path = setting if isinstance(setting, Mapping) else {"**": setting}
+    return {pattern: dialect_named(each) for pattern, each in by_path.items()}
 
 
 async def estimate(rule: Rule, info: RequestInfo, otherwise: Callable[[], int]) -> Estimate:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-_TOKEN = re.compile(r"\*\*|\*|[^*]+")
-_MEANING = {"**": ".*", "*": "[^/]*"}
+_WILDCARD = re.compile(r"\*+")
 
 
 def route_path(path: str, root_path: str) -> str:
@@ -32,26 +31,75 @@ class Patterns:
 
     def __init__(self, patterns: Iterable[str], *, name: str) -> None:
         if isinstance(patterns, str):
-            raise TypeError(f"{name} must be a list of path patterns, not one text: [{patterns!r}]")
+            raise TypeError(f"{name} must be a list of path patterns, not one string: [{patterns!r}]")
         if not isinstance(patterns, Iterable):
             raise TypeError(f"{name} must be a list of path patterns, not {type(patterns).__name__}")
         self.patterns = tuple(patterns)
-        self._compiled = [(pattern, _compile(pattern, name)) for pattern in self.patterns]
+        self._globs = [(pattern, _glob(pattern, name)) for pattern in self.patterns]
 
     def match(self, path: str) -> str | None:
-        """The first pattern that matches the whole of ``path``."""
-        for pattern, compiled in self._compiled:
-            if compiled.fullmatch(path):
+        """The first pattern that matches the whole of ``path``, in time linear in its length."""
+        # Starlette's routes end in "$", which matches before a last line feed too: so must these.
+        path = path.removesuffix("\n")
+        for pattern, glob in self._globs:
+            if glob.matches(path):
                 return pattern
         return None
 
 
-def _compile(pattern: object, name: str) -> re.Pattern[str]:
+class Glob:
+    """One pattern: what stands before, between and behind its wildcards.
+
+    Not a regular expression: those backtrack, and three ``**`` would take minutes on a long path.
+    """
+
+    __slots__ = ("_across", "_end", "_literals", "_prefix", "_suffix", "_wildcards")
+
+    def __init__(self, pattern: str) -> None:
+        wildcards = _WILDCARD.findall(pattern)
+        self._prefix, *between = _WILDCARD.split(pattern)
+        self._suffix = between.pop() if between else None
+        """``None``: there is no wildcard."""
+        self._literals: dict[str, int] = {}
+        """For each character, a bit for each place where it may come next."""
+        self._wildcards = self._across = 0
+        """A bit for each wildcard, and for those that match a slash too."""
+        place = 0
+        for wildcard, literal in zip(wildcards, [*between, ""], strict=False):
+            self._wildcards |= 1 << place
+            self._across |= (len(wildcard) > 1) << place
+            place += 1
+            for character in literal:
+                self._literals[character] = self._literals.get(character, 0) | 1 << place
+                place += 1
+        self._end = 1 << place
+
+    def matches(self, path: str) -> bool:
+        if self._suffix is None:
+            return path == self._prefix
+        start, end = len(self._prefix), len(path) - len(self._suffix)
+        if start > end or not path.startswith(self._prefix) or not path.endswith(self._suffix):
+            return False
+        if self._end == 2:  # a single wildcard
+            return self._across == 1 or "/" not in path[start:end]
+        return self._walk(path[start:end])
+
+    def _walk(self, middle: str) -> bool:
+        """All ways to match at once, a bit for each place in the pattern that has been reached."""
+        literals, wildcards, across = self._literals, self._wildcards, self._across
+        reached = 0b11  # the pattern's first place is a wildcard, which may match nothing
+        for character in middle:
+            stays = across if character == "/" else wildcards
+            reached = (reached & stays) | (reached & literals.get(character, 0)) << 1
+            reached |= (reached & wildcards) << 1
+            if not reached:
+                return False
+        return bool(reached & self._end)
+
+
+def _glob(pattern: object, name: str) -> Glob:
     if not isinstance(pattern, str):
-        raise TypeError(f"{name} must hold path patterns as text, not {type(pattern).__name__}")
+        raise TypeError(f"{name} must hold path patterns as strings, not {type(pattern).__name__}")
     if not pattern.startswith(("/", "**")):
         raise ValueError(f"{name}: the path pattern {pattern!r} must start with '/', or be '**' for all")
-    trimmed = pattern.rstrip("/") or "/"
-    parts = (_MEANING.get(token, re.escape(token)) for token in _TOKEN.findall(trimmed))
-    # Starlette's routes end in "$", which matches before a last line feed too: so must these.
-    return re.compile("".join(parts) + "\n?", re.DOTALL)
+    return Glob(pattern.rstrip("/") or "/")

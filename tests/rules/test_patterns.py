@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette._utils import get_route_path
 
-from gpu_admission.rules.patterns import Patterns, route_path
+from gpu_admission.rules.metering import Metering
+from gpu_admission.rules.patterns import Glob, Patterns, route_path
 
 
 @pytest.mark.parametrize(
@@ -79,9 +81,9 @@ def test_it_is_starlettes_path_but_for_slashes_at_the_end(path: str, root_path: 
 @pytest.mark.parametrize(
     ("patterns", "kind", "message"),
     [
-        ("/x", TypeError, "must be a list of path patterns, not one text"),
+        ("/x", TypeError, "must be a list of path patterns, not one string"),
         (5, TypeError, "must be a list of path patterns, not int"),
-        ([b"/x"], TypeError, "must hold path patterns as text"),
+        ([b"/x"], TypeError, "must hold path patterns as strings"),
         (["x"], ValueError, "must start with"),
         (["*"], ValueError, "must start with"),
         (["*/x"], ValueError, "must start with"),
@@ -94,3 +96,44 @@ def test_what_is_no_pattern_is_refused_with_the_name_of_the_setting(
     with pytest.raises(kind, match=message) as caught:
         Patterns(patterns, name="exclude")
     assert "exclude" in str(caught.value)
+
+
+def meaning(pattern: str) -> re.Pattern[str]:
+    """The pattern as a regular expression: the same meaning, without the bound on time."""
+    words = {"**": ".*", "*": "[^/]*"}
+    parts = re.split(r"(\*+)", pattern)
+    return re.compile("".join(words.get(part[:2], re.escape(part)) for part in parts), re.DOTALL)
+
+
+@given(
+    st.text("/ab*", min_size=1, max_size=12).map(lambda text: f"/{text}".rstrip("/") or "/"),
+    st.text("/ab", max_size=12).map(lambda text: f"/{text}"),
+)
+def test_wildcards_mean_what_the_regular_expression_means(pattern: str, path: str) -> None:
+    assert Glob(pattern).matches(path) is bool(meaning(pattern).fullmatch(path))
+
+
+@pytest.mark.parametrize("pattern", ["/**a**a**a**b**/c", "/*a*a*a*a*b*/c", "/**/x/**/y/**/z/c"])
+def test_c3_a_path_of_any_length_is_matched_step_by_step(pattern: str) -> None:
+    """A regular expression takes two minutes for the first of these."""
+    path = f"/{'a' * 60_000}/x/y/{'/z' * 300}/c"
+    steps = 0
+
+    class Counted(dict[str, int]):
+        def get(self, key: str, default: Any = None) -> Any:
+            nonlocal steps
+            steps += 1
+            return super().get(key, default)
+
+    glob = Glob(pattern)
+    glob._literals = Counted(glob._literals)
+    glob.matches(path)
+    assert 0 < steps <= len(path)
+
+
+def test_long_paths_are_not_kept() -> None:
+    metering = Metering(1)
+    for number in range(100):
+        scope = {"method": "POST", "path": f"/{number}{'x' * 60_000}"}
+        assert metering.rule(scope) is not None
+    assert metering._cached.cache_info().currsize == 0
