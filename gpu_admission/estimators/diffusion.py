@@ -25,7 +25,7 @@ _PIXEL = 3 * 4
 
 
 class DiffusionFamily(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells families apart. ``decode_pixel`` (of each frame) and ``encode_pixel`` are bytes at 16 bits."""
+    """What tells families apart. ``decode_pixel`` (of a frame) and ``encode_pixel`` are bytes at 16 bits."""
 
     factor: float
     """Of the denoiser's memory for each latent element (ComfyUI's ``memory_usage_factor``)."""

@@ -104,7 +104,8 @@ def test_n03_calls_that_stop_work_are_control_calls(path: str) -> None:
     "path",
     [
         "/v1/chat/completions", "/generate", "/queue", "/prompt", "/generate/tokenize",
-        "/v1/responses/cancel", "/v1/responses/a/b/cancel", "/interrupt/", "/free/x", "/v1/responses//cancel", "/tokenize\n", "",
+        "/v1/responses/cancel", "/v1/responses/a/b/cancel", "/interrupt/", "/free/x",
+        "/v1/responses//cancel", "/tokenize\n", "",
     ],
 )  # fmt: skip
 def test_n03_work_can_not_be_called_control(path: str) -> None:
