@@ -6,11 +6,12 @@ it is skipped, and its name is in ``defaulted``. The largest number of each kind
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from gpu_admission.bodies.json import JSONObject, read_object
-from gpu_admission.bodies.numbers import CEILING, capped, fraction, positive, positive_option
+from gpu_admission.bodies.numbers import CEILING, capped, fraction, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.events import problem_event
@@ -86,16 +87,21 @@ def _inputs(graph: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _largest(inputs: list[Mapping[str, Any]], names: tuple[str, ...]) -> int:
-    said = (positive(fields, name, 0) for fields in inputs for name in names if _is_number(fields.get(name)))
-    return max(said, default=0)
+    return max((math.ceil(_number(fields.get(name))) for fields in inputs for name in names), default=0)
 
 
 def _links(inputs: list[Mapping[str, Any]], names: tuple[str, ...]) -> bool:
     return any(type(fields.get(name)) is list for fields in inputs for name in names)
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+def _number(value: Any) -> float:
+    """A number, or a text of one, which ComfyUI takes too; 0 for links and anything else."""
+    if type(value) not in (int, float, str):
+        return 0.0
+    try:
+        return fraction({"value": value}, "value", 0.0)
+    except UnreadableBody:
+        return 0.0
 
 
 def _scale(inputs: list[Mapping[str, Any]]) -> float:
@@ -103,8 +109,7 @@ def _scale(inputs: list[Mapping[str, Any]]) -> float:
     scale = 1.0
     for fields in inputs:
         for name in _SCALES:
-            if _is_number(fields.get(name)):
-                scale = min(scale * max(1.0, fraction(fields, name, 1.0)), float(CEILING))
+            scale = min(scale * max(1.0, _number(fields.get(name))), float(CEILING))
     return scale
 
 

@@ -5,6 +5,7 @@ Each of them may be a list, with one entry for each prompt of a batch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
 
 _LIMITS = ("max_new_tokens",)
+_LISTED = re.compile(rb'"sampling_params"\s*:\s*\[')
 _TEXTS = ("text", "input_ids", "input_embeds")
 _MEDIA = {"image_data": "image", "audio_data": "audio", "video_data": "video"}
 
@@ -74,7 +76,7 @@ class SGLang:
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body`` with its limit at most ``new_tokens``; as it is where that stands in a list."""
-        if b'"sampling_params"' in body and b'"sampling_params":[' in body.replace(b" ", b""):
+        if _LISTED.search(body):
             return body
         return lower_limit(body, _LIMITS, new_tokens, places=(("sampling_params",),))
 

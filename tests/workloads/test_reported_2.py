@@ -243,6 +243,8 @@ def test_n10_a_graph_is_no_history_and_its_sizes_are_found() -> None:
     assert (workload.task, workload.width, workload.height, workload.sequences) == ("image", 2048, 2048, 8)
     upscaled = {**GRAPH, "8": {"class_type": "ImageScaleBy", "inputs": {"scale_by": 2.0}}}
     assert asked("/prompt", {"prompt": upscaled}).width >= 4096
+    written = {"5": {"class_type": "E", "inputs": {"width": "4096", "height": "x", "batch_size": None}}}
+    assert asked("/prompt", {"prompt": written}).width == 4096
     video = {"1": {"class_type": "EmptyHunyuanLatentVideo", "inputs": {"length": 345}}}
     assert asked("/prompt", {"prompt": video}).frames == 345
 
