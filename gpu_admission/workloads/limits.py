@@ -30,12 +30,11 @@ def read_limit(
     ``others`` are names that this endpoint does not obey: they count where they say more.
     """
     largest, said = _largest(fields, names, default)
-    absent = not said
-    if absent:
+    if not said:
         largest = max(largest, default)
-    if others:
+    if others and not fields.keys().isdisjoint(others):
         largest = max(largest, _largest(fields, others, default)[0])
-    return largest, absent
+    return largest, not said
 
 
 def _largest(fields: Mapping[str, Any], names: Sequence[str], default: int) -> tuple[int, bool]:

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option, whole
 from gpu_admission.types import Workload
@@ -20,7 +22,7 @@ from gpu_admission.workloads.embedinputs import embed_rows
 from gpu_admission.workloads.events import sent_event
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
 from gpu_admission.workloads.limits import lower_limit, read_limit
-from gpu_admission.workloads.made import FPS, Made, read_made
+from gpu_admission.workloads.made import FPS, read_made
 from gpu_admission.workloads.made import NAMES as _MADE
 from gpu_admission.workloads.promptrows import is_template, prompt_rows
 from gpu_admission.workloads.tokens import TokensOption, counter, rows
@@ -36,12 +38,18 @@ _COMPLETIONS = ("max_tokens",)
 _RESPONSES = ("max_output_tokens",)
 _LLAMA_CPP = ("n_predict", "max_tokens")
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
+_OTHERS = {
+    names: tuple(name for name in _LIMITS if name not in names)
+    for names in (_CHAT, _COMPLETIONS, _RESPONSES, _LLAMA_CPP)
+}
 _NOTHING: tuple[str, ...] = ()
-_NO_OUTPUT = (
-    "/embeddings", "/embedding", "/embed", "/pooling", "/classify", "/tokenize", "/detokenize",
-    "/count_tokens", "/apply-template",
+_NO_OUTPUT = frozenset(
+    {
+        "embeddings", "embedding", "embed", "pooling", "classify", "tokenize", "detokenize",
+        "count_tokens", "apply-template",
+    }
 )  # fmt: skip
-_NATIVE = ("/completion", "/infill")
+_OBEYED = {"responses": _RESPONSES, "completion": _LLAMA_CPP, "infill": _LLAMA_CPP}
 _TOOL_TOKENS = 200
 _AS_TEXT = frozenset(
     {
@@ -102,7 +110,7 @@ class OpenAI:
         ``tally`` is an empty one of the caller's, which is left with what it has added up.
         """
         fields = body.fields
-        embeds = path.endswith(_NO_OUTPUT)
+        embeds = path[path.rfind("/") + 1 :] in _NO_OUTPUT
         tally = Tally(body, self._counter, self._image_tokens) if tally is None else tally
         is_plain = fields.keys().isdisjoint(_RARE)
         kept_elsewhere = _NOTHING if is_plain else _add_extras(fields, tally)
@@ -110,31 +118,28 @@ class OpenAI:
         longest = total = prompts[0]
         if len(prompts) > 1:
             longest, total = max(prompts), sum(prompts)
-        kept_elsewhere += tuple(dict.fromkeys(tally.kept))
+        if tally.kept:
+            kept_elsewhere += tuple(dict.fromkeys(tally.kept))
         if kept_elsewhere:
             longest = total = max(total, self._context or UNKNOWN_CONTEXT)
         new, absent = (0, _NOTHING) if embeds else self._new_tokens(fields, path, longest)
         choices, beams = (1, 1) if is_plain else _choices(fields)
-        made = Made() if is_plain else read_made((fields,), fps=FPS)
         model = fields.get("model")
-        return Workload(
+        workload = Workload(
             task="embed" if embeds else "generate",
             prompt_tokens=longest,
             total_prompt_tokens=total if total != longest else 0,
             new_tokens=new,
-            sequences=capped(len(prompts) * max(choices, made.copies)),
+            sequences=capped(len(prompts) * choices),
             beams=beams,
             prompt_logprobs=not is_plain and _keeps_prompt_logprobs(fields),
             images=tuple(tally.images),
-            width=made.width,
-            height=made.height,
-            frames=made.frames,
             audio_seconds=tally.audio_seconds,
             model=model if type(model) is str else None,
             stream=fields.get("stream") is True,
             defaulted=kept_elsewhere + absent,
-            features=_features(fields, made),
         )
+        return workload if is_plain else _with_made(workload, fields, len(prompts))
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body`` with its limits at most ``new_tokens``. Raises ``UnreadableBody``."""
@@ -181,7 +186,7 @@ class OpenAI:
         default = self._default(prompt)
         if names is _COMPLETIONS and fields.keys().isdisjoint(names):
             default = self._completion_new_tokens
-        new, absent = read_limit(fields, names, default, _LIMITS)
+        new, absent = read_limit(fields, names, default, _OTHERS[names])
         if "min_tokens" in fields:
             new = max(new, whole(fields["min_tokens"], "min_tokens"))
         return new, (names[0],) if absent else _NOTHING
@@ -192,12 +197,13 @@ class OpenAI:
 
 def _obeyed(fields: Mapping[str, Any], path: str) -> tuple[str, ...]:
     """The names of the limit that an endpoint obeys; by the fields, where its path does not say."""
-    if path.endswith("/responses"):
-        return _RESPONSES
-    if path.endswith(_NATIVE) or path == "/completions":
-        return _LLAMA_CPP
-    if path.endswith("/completions"):
-        return _CHAT if path.endswith("/chat/completions") else _COMPLETIONS
+    last = path[path.rfind("/") + 1 :]
+    if last == "completions":
+        if path.endswith("/chat/completions"):
+            return _CHAT
+        return _LLAMA_CPP if path == "/completions" else _COMPLETIONS
+    if last in _OBEYED:
+        return _OBEYED[last]
     if "messages" in fields:
         return _CHAT
     if "input" in fields:
@@ -205,12 +211,20 @@ def _obeyed(fields: Mapping[str, Any], path: str) -> tuple[str, ...]:
     return _COMPLETIONS if "prompt" in fields else _CHAT
 
 
-def _features(fields: Mapping[str, Any], made: Made) -> dict[str, float]:
-    """``frames`` of a video, and ``background`` where the work will outlive the request."""
+def _with_made(workload: Workload, fields: Mapping[str, Any], prompts: int) -> Workload:
+    """``workload`` with the picture or video that is asked for; marked where it outlives its request."""
+    made = read_made((fields,), fps=FPS)
     features = {"frames": float(made.frames)} if made.frames else {}
     if fields.get("background"):
         features["background"] = 1.0
-    return features
+    return replace(
+        workload,
+        sequences=max(workload.sequences, capped(prompts * made.copies)),
+        width=made.width,
+        height=made.height,
+        frames=made.frames,
+        features=features,
+    )
 
 
 def _add_extras(fields: Mapping[str, Any], tally: Tally) -> tuple[str, ...]:

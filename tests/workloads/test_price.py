@@ -234,7 +234,7 @@ IMAGES = [pictures.data_url(pictures.png(9, 9))] * (MOST_IMAGES + 1)
         (StableDiffusion(), "/sdapi/v1/img2img", {"init_images": IMAGES}),
         (OpenAIMedia(), "/v1/images/edits", {"image": IMAGES}),
         (Guess(), "/run", {"text": "x", "sampling_params": {}, "image_data": IMAGES}),
-        (Guess(), "/run", {"anything": {"image": IMAGES}}),
+        (Guess(), "/run", {"question": "x", "image": IMAGES}),
     ],
 )
 def test_the_number_of_images_is_bounded(dialect: Dialect, path: str, body: Any) -> None:
