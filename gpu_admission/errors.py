@@ -4,6 +4,7 @@ AdmissionError
   ClientLeft              the client has gone: there is nobody to answer
   Rejected           a request was not let in
     TooLarge         413  it can never fit, or its body is too large
+    BodyTimeout      408  its body came too slowly
     QueueFull        429  nobody else may wait
     QueueTimeout     429  it waited as long as it may
     Unavailable      503  a guard has closed the device, or we are draining
@@ -72,6 +73,15 @@ class TooLarge(Rejected):
 
     status = 413
     retryable = False
+
+
+class BodyTimeout(Rejected):
+    """Its body came too slowly: ``body_timeout``. Answered with 408."""
+
+    status = 408
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("body_timeout", detail)
 
 
 class QueueFull(Rejected):

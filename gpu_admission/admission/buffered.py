@@ -1,41 +1,75 @@
-"""The host memory that waiting bodies hold together. Not device bytes: those are the ledger's."""
+"""The host memory that bodies hold while their requests wait or are read.
+
+Owns the counts and their limit. Not device bytes: those are the ledger's.
+"""
 
 from __future__ import annotations
 
 import threading
+from types import TracebackType
 
 from gpu_admission.errors import QueueFull
 from gpu_admission.sizes import format_bytes
 
+SHARE = 3 / 4
+"""What the requests of one client address may hold of ``max_buffered_bytes``: never all of it."""
+
 
 class BufferedBytes:
-    """Bytes of bodies that were read and not yet taken by the app.
+    """Bytes of bodies that were read and not yet taken by the app, and of copies made to read them.
 
-    ``take`` and ``give`` are for the event loop's thread; what is unpacked in worker threads
-    is counted beside, in ``unpacking``.
+    ``take`` and ``give`` are for the event loop's thread. Copies are made in worker threads too:
+    they are counted beside, in ``unpacking``.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.held = 0
         self.unpacking = 0
+        self._share = int(limit * SHARE)
+        self._of_clients: dict[str, int] = {}
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> None:
-        """Raises ``QueueFull`` when ``max_buffered_bytes`` would be passed."""
-        if self.held + self.unpacking + size > self.limit:
+    def take(self, size: int, client: str | None = None) -> None:
+        """Raises ``QueueFull`` where ``max_buffered_bytes``, or the share of ``client``, would be passed."""
+        held = self.held + self.unpacking
+        if held + size > self.limit:
             raise QueueFull(
                 "queue_full",
-                f"waiting bodies hold {format_bytes(self.held + self.unpacking)} already: "
+                f"waiting bodies hold {format_bytes(held)} already: "
                 f"max_buffered_bytes={format_bytes(self.limit)}",
             )
+        if client is not None:
+            self._take_for(client, size)
         self.held += size
 
-    def give(self, size: int) -> None:
-        self.held -= size
+    def _take_for(self, client: str, size: int) -> None:
+        held = self._of_clients.get(client, 0) + size
+        if held > self._share:
+            raise QueueFull(
+                "queue_full",
+                f"waiting bodies from this client address would hold more than {SHARE:.0%} of "
+                f"max_buffered_bytes={format_bytes(self.limit)}",
+            )
+        self._of_clients[client] = held
 
-    def take_unpacked(self, size: int) -> None:
-        """The same from any thread; negative sizes give back."""
+    def has_room(self, size: int, client: str | None = None) -> bool:
+        """Whether ``take`` would take it."""
+        own = 0 if client is None else self._of_clients.get(client, 0)
+        return self.held + self.unpacking + size <= self.limit and own + size <= self._share
+
+    def give(self, size: int, client: str | None = None) -> None:
+        self.held -= size
+        if client is None:
+            return
+        left = self._of_clients.get(client, 0) - size
+        if left > 0:
+            self._of_clients[client] = left
+        else:
+            self._of_clients.pop(client, None)
+
+    def change_copies(self, size: int) -> None:
+        """Count ``size`` bytes of copies, from any thread; a negative size gives them back."""
         with self._lock:
             if size > 0 and self.held + self.unpacking + size > self.limit:
                 raise QueueFull(
@@ -43,3 +77,32 @@ class BufferedBytes:
                     f"unpacked bodies need more than max_buffered_bytes={format_bytes(self.limit)}",
                 )
             self.unpacking += size
+
+
+class Copies:
+    """The copies that were made to read one body; ``with`` counts them until the block ends."""
+
+    __slots__ = ("_buffer", "_size")
+
+    def __init__(self, buffer: BufferedBytes) -> None:
+        self._buffer = buffer
+        self._size = 0
+
+    def take(self, size: int) -> None:
+        """Raises ``QueueFull``. A negative size gives back."""
+        self._buffer.change_copies(size)
+        self._size += size
+
+    def forget(self) -> None:
+        """They are gone."""
+        size, self._size = self._size, 0
+        if size:
+            self._buffer.change_copies(-size)
+
+    def __enter__(self) -> Copies:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.forget()

@@ -97,3 +97,15 @@ async def outside(lease: Lease, call: Callable[[*Arguments], Awaitable[T]], *arg
         return await call(*args)
     finally:
         _current.set(inside)
+
+
+def step_out(lease: Lease) -> Lease | None:
+    """Leave ``lease`` for a call into the server (see ``outside``); ``step_in`` takes what this returns."""
+    inside = _current.get()
+    _current.set(lease.outer)
+    return inside
+
+
+def step_in(inside: Lease | None) -> None:
+    """Undo ``step_out``."""
+    _current.set(inside)

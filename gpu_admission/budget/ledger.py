@@ -72,8 +72,9 @@ class Ledger:
         """
         ticket.arrived = now
         size = ticket.bytes
-        self._note(size)
         lane = self.lanes[ticket.lane]
+        if size <= lane.largest:
+            self._note(size)  # what can never fit costs nothing to ask, and would make the rest look small
         if not self.waiting and self.running < self.max_running and lane.in_use + size <= lane.limit:
             device = self._place(size)
             if device is not None:

@@ -22,18 +22,18 @@ class Constant:
         self._bytes = parse_bytes(size, name="Constant size")
         if self._bytes < 1:
             raise ValueError("Constant size must be at least 1 byte; use exclude to leave a route unmetered")
-        self._estimate = Estimate(self._bytes, basis=basis, parts={"constant": self._bytes})
+        self.fixed = Estimate(self._bytes, basis=basis, parts={"constant": self._bytes})
 
     def __call__(self, info: RequestInfo, /) -> Estimate:
-        return self._estimate
+        return self.fixed
 
     def estimate(self, workload: Workload) -> Estimate:
         """The constant, whatever ``workload`` is."""
-        return self._estimate
+        return self.fixed
 
     def explain(self, workload: Workload) -> str:
         """The constant, as text."""
-        return render("Constant", self._estimate)
+        return render("Constant", self.fixed)
 
     def __repr__(self) -> str:
         return f"Constant({self._bytes})"

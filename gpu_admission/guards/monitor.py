@@ -107,7 +107,7 @@ class Monitor:
     @property
     def is_needed(self) -> bool:
         """Whether there is anything to measure or to watch."""
-        return bool(self._watched) or not self.is_measured
+        return not self.is_measured or bool(self._watched and not _only_fails(self._settings))
 
     # measuring
 

@@ -1,8 +1,9 @@
 """A server's ``receive``, called ahead of the app while its request waits.
 
 Owns that no message is lost when the waiting ends in the middle of a call: some servers and
-middlewares drop what they were about to return when they are cancelled. What a message
-means is in ``body``.
+middlewares (granian, Starlette's ``BaseHTTPMiddleware``) have taken a message off their queue by
+the time they are cancelled, and drop it: the app would read a body with a hole in it, or never
+hear that its client has left. What a message means is in ``body``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gpu_admission.types import Message, Receive
 class Ahead:
     """``receive``, of which one call may be under way already.
 
-    On asyncio that call runs in a task of its own, which outlives who waits for it. On trio it
+    On asyncio that call runs in a task of its own, which outlives whatever waits for it. On trio it
     is simply awaited: there a cancelled ``receive`` has received nothing.
     """
 
@@ -24,7 +25,7 @@ class Ahead:
         self._task: asyncio.Future[Message] | None = None
 
     async def call(self) -> Message:
-        """The next message. Cancelled, the call goes on, and its message is the next one's."""
+        """The next message. Cancelled, the call goes on, and the next call returns its message."""
         if self._task is None and asyncio._get_running_loop() is not None:
             self._task = asyncio.ensure_future(self._receive())
         return await self()
@@ -35,6 +36,7 @@ class Ahead:
         if task is None:
             return await self._receive()
         try:
+            # Shielded: a cancelled wait must not cancel the server's call, which may hold a message.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if not task.cancelled():
@@ -42,6 +44,6 @@ class Ahead:
             raise
 
     def close(self) -> None:
-        """Nobody will ask any more."""
+        """The request is over: a call that is under way is given up."""
         if self._task is not None:
             self._task.cancel()

@@ -1,27 +1,50 @@
 """A request's body: read once, counted as it arrives, and replayed as the messages that came.
 
-Owns the messages between the server's ``receive`` and the app's. What a body means is read
-in ``workloads``; what it costs in ``estimators``.
+Owns the messages between the server's ``receive`` and the app's, and their limits of size and
+time. What a body means is read in ``workloads``; what it costs in ``estimators``.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 import anyio
 
+from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import BufferedBytes
-from gpu_admission.admission.context import outside
+from gpu_admission.admission.context import step_in, step_out
 from gpu_admission.admission.lease import Lease
-from gpu_admission.errors import ClientLeft, TooLarge
+from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
+from gpu_admission.runtime.within import within
 from gpu_admission.sizes import format_bytes
-from gpu_admission.types import Message, Receive
+from gpu_admission.types import Message, Receive, Scope
 
 WATCHED_BYTES = 64 * 1024
-"""A client that is watched while it waits may send this much ahead; then its upload pauses."""
+"""A client that is watched while it waits may send this much ahead; then its upload is slowed down."""
+LOOK_SECONDS = 0.5
+"""How often one more message of a slowed upload is taken: only behind it a disconnect is seen."""
 MANY_MESSAGES = 256
 MESSAGE_BYTES = 256
 """What a message takes beside its bytes. Counted for a body that comes in more than ``MANY_MESSAGES``:
 cut into single bytes, it would hold hundreds of times its size."""
+LEAST_RATE = 4096
+"""Bytes a second that an upload must reach beyond its first ``body_timeout`` seconds."""
+
+
+def body_of(admission: Admission, scope: Scope, receive: Receive, *, kept: int = 0) -> Body:
+    """The body of one request to ``admission``; ``kept``: bytes that are held of it elsewhere."""
+    settings = admission.settings
+    body = Body(
+        receive, admission.buffer, settings.max_body_bytes, settings.body_timeout, scope.get("client")
+    )
+    if kept:
+        body.keeps_besides(kept)
+    if admission.mode != "enforce":
+        body.is_free = True
+    return body
 
 
 class Body:
@@ -30,72 +53,141 @@ class Body:
     A disconnect that was seen is returned again on every later call, without suspending.
     """
 
-    __slots__ = (
-        "_backwards",
-        "_buffer",
-        "_extra",
-        "_limit",
-        "_messages",
-        "_receive",
-        "complete",
-        "disconnected",
-        "failure",
-        "lease",
-        "size",
-    )
+    # Defaults are the class's: a request that starts at once changes few of them.
+    complete = False
+    """Its last message has been received."""
+    size = 0
+    disconnected: Message | None = None
+    failure: Exception | None = None
+    """What the server's ``receive`` raised while the client was watched."""
+    refusal: Rejected | None = None
+    """Why the app was not given the rest of it: the response is this refusal, if none has begun."""
+    lease: Lease | None = None
+    """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
+    is_free = False
+    """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
+    _backwards = False
+    """The messages have been turned round, so that the app takes each from the end of the list."""
+    _messages: list[Message] | tuple[Message, ...] = ()
+    _extra = 0
+    _counted = 0
+    _began = 0.0
+    _repeats = False
 
-    def __init__(self, receive: Receive, buffer: BufferedBytes, limit: int) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        buffer: BufferedBytes,
+        limit: int,
+        timeout: float = math.inf,
+        client: Sequence[Any] | None = None,
+    ) -> None:
         self._receive: Receive = receive
         self._buffer = buffer
         self._limit = limit
-        self._messages: list[Message] = []
-        self._backwards = False
-        """Whether they have been turned round, so that the app takes each from the end of the list."""
-        self._extra = 0
-        self.size = 0
-        self.complete = False
-        self.disconnected: Message | None = None
-        self.failure: Exception | None = None
-        """What the server's ``receive`` raised while the client was watched."""
-        self.lease: Lease | None = None
-        """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
+        self._timeout = timeout
+        self._client: str | None = client[0] if client else None
 
     async def __call__(self) -> Message:
         if self._messages:
-            if not self._backwards:
-                self._backwards = True
-                self._messages.reverse()
-            return self._messages.pop()
+            return self._replayed()
         if self.disconnected is not None:
             return self.disconnected
-        message = await (self._receive() if self.lease is None else outside(self.lease, self._receive))
+        if self.refusal is not None and not self.is_free:
+            raise self.refusal
+        lease = self.lease
+        inside = None if lease is None else step_out(lease)
+        try:
+            free = self.complete or self.is_free
+            message = await (self._receive() if free else self._in_time())
+        finally:
+            if lease is not None:
+                step_in(inside)
         if message["type"] == "http.disconnect":
             self.disconnected = message
+        elif not self.complete:
+            self._pass_on(message)
         return message
 
+    def _replayed(self) -> Message:
+        messages = self._messages
+        assert isinstance(messages, list)
+        if not self._backwards:
+            self._backwards = True
+            messages.reverse()
+        return messages.pop()
+
+    def _pass_on(self, message: Message) -> None:
+        """Count what the app reads by itself: the limit is the same. Raises ``TooLarge``."""
+        if message["type"] != "http.request":
+            return
+        self.size += len(message.get("body", b""))
+        self.complete = not message.get("more_body", False)
+        if self.size > self._limit and not self.is_free:
+            self.refusal = self._too_large()
+            raise self.refusal
+
     async def read(self) -> None:
-        """Read to the end of the body. Raises ``TooLarge``, ``QueueFull`` or ``ClientLeft``."""
+        """Read to the end of the body. Raises ``Rejected`` or ``ClientLeft``."""
         while not self.complete:
-            self._keep(await self._receive())
+            self._keep(await self._in_time())
             if self.disconnected is not None:
                 raise ClientLeft("the client left while its body was read")
+            if not self.is_whole or not self.complete or self.size > WATCHED_BYTES:
+                # One that came in one small piece is counted when it has to wait.
+                self.count()
+
+    async def _in_time(self) -> Message:
+        """The next message of an upload, which has to come within the limits of time."""
+        if self.is_free:
+            return await self._receive()
+        try:
+            return await within(self._patience(), self._receive())
+        except TimeoutError:
+            self.refusal = BodyTimeout(
+                f"the body came too slowly: body_timeout={self._timeout:g} s without a byte, or in all "
+                f"with less than {format_bytes(LEAST_RATE)}/s"
+            )
+            raise self.refusal from None
+
+    def _patience(self) -> float:
+        """Seconds that the next message may take, so that neither it nor the whole takes too long."""
+        if not self._messages and not self.size:
+            return self._timeout
+        now = anyio.current_time()
+        self._began = self._began or now
+        whole = self._began + self._timeout + self.size / LEAST_RATE
+        return min(self._timeout, max(0.0, whole - now))
 
     async def watch(self) -> None:
         """Return when the client has left (or its upload can't be held); never raises ``Exception``.
 
         Every message that it receives is kept for the app.
         """
-        self._receive = ahead = Ahead(self._receive)
         try:
-            while not (self.complete or self.disconnected) and self.size <= WATCHED_BYTES:
-                self._keep(await ahead.call())
-            if self.complete and self.disconnected is None:
-                # Nothing but a disconnect can follow. A receive that repeats the body, as some
-                # middlewares leave it behind, would never suspend: it is asked once.
-                self._keep(await ahead.call())
+            self.count()
+            ahead = self._receive
+            if not isinstance(ahead, Ahead):
+                self._receive = ahead = Ahead(ahead)
+            await self._look(ahead)
         except Exception as error:
             self.failure = error
-            return
+
+    async def _look(self, ahead: Ahead) -> None:
+        while not (self.complete or self.disconnected):
+            if self.size > WATCHED_BYTES:
+                # A client that has left is told behind all that it sent: without a further look its
+                # place in the queue would be a phantom's for as long as requests may wait.
+                await anyio.sleep(LOOK_SECONDS)
+                if not self._buffer.has_room(WATCHED_BYTES, self._client):
+                    continue
+            self._keep(await ahead.call())
+            self.count()
+        if self.complete and self.disconnected is None and not self._repeats:
+            # Nothing but a disconnect can follow. A receive that repeats the body, as some
+            # middlewares leave it behind, would never suspend: it is asked once.
+            self._keep(await ahead.call())
+            self._repeats = self.disconnected is None
         if self.disconnected is None:
             await anyio.sleep_forever()
 
@@ -104,9 +196,14 @@ class Body:
         if isinstance(self._receive, Ahead):
             self._receive.close()
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether ``content`` is a message's own bytes, and no copy."""
+        return len(self._messages) == 1
+
     def content(self) -> bytes:
         """The whole body, as it came. One copy, none where it came in one piece."""
-        if len(self._messages) == 1:
+        if self.is_whole:
             body: bytes = self._messages[0].get("body", b"")
             return body
         return b"".join(message.get("body", b"") for message in self._messages)
@@ -115,26 +212,42 @@ class Body:
         """Make ``content`` the whole body that the app gets."""
         self._messages = [{"type": "http.request", "body": content, "more_body": False}]
 
+    def count(self) -> None:
+        """Count what is held by now. Raises ``QueueFull``."""
+        more = self.size + self._extra - self._counted
+        if more:
+            self._buffer.take(more, self._client)
+            self._counted += more
+
+    def keeps_besides(self, size: int) -> None:
+        """Count ``size`` bytes more while the request waits."""
+        self._extra += size
+
     def hand_over(self) -> None:
         """It waits no more: what is buffered is the app's now, and not counted any longer."""
-        self._buffer.give(self.size + self._extra)
+        if self._counted:
+            self._buffer.give(self._counted, self._client)
+            self._counted = 0
+            self._extra = 0
 
     def _keep(self, message: Message) -> None:
         kind = message["type"]
         if kind == "http.disconnect":
             self.disconnected = message
             return
+        if not isinstance(self._messages, list):
+            self._messages = []
         self._messages.append(message)
         if kind == "http.request" and not self.complete:
-            self._count(len(message.get("body", b"")))
+            size = len(message.get("body", b""))
+            if self.size + size > self._limit:
+                raise self._too_large()
+            self.size += size
+            if len(self._messages) > MANY_MESSAGES:
+                self._extra += MESSAGE_BYTES
             self.complete = not message.get("more_body", False)
 
-    def _count(self, size: int) -> None:
-        if self.size + size > self._limit:
-            raise TooLarge(
-                "body_too_large", f"the body is larger than max_body_bytes={format_bytes(self._limit)}"
-            )
-        extra = MESSAGE_BYTES if len(self._messages) > MANY_MESSAGES else 0
-        self._buffer.take(size + extra)
-        self.size += size
-        self._extra += extra
+    def _too_large(self) -> TooLarge:
+        return TooLarge(
+            "body_too_large", f"the body is larger than max_body_bytes={format_bytes(self._limit)}"
+        )

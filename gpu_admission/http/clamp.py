@@ -7,36 +7,19 @@ clamped, nor one that its dialect can't read.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable
 
-from gpu_admission.bodies.large import is_large, read_aside
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.request import RequestInfo
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import Message, Scope, Send
 
-logger = logging.getLogger("gpu_admission")
 HEADER = b"x-gpu-admission-max-tokens"
 
 
-async def clamped(scope: Scope, body: Body, info: RequestInfo, factor: float) -> int | None:
-    """Lower the request's limit by ``factor``; the new one, or ``None`` where there is none to lower."""
-    found = await read_aside(_shorter, info, factor) if is_large(info) else _shorter(info, factor)
-    if found is None:
-        return None
-    limit, shorter = found
-    body.replace(shorter)
-    length = b"%d" % len(shorter)
-    scope["headers"] = [
-        (name, length if name == b"content-length" else value) for name, value in scope["headers"]
-    ]
-    info.read_from(body.content)
-    return limit
-
-
-def _shorter(info: RequestInfo, factor: float) -> tuple[int, bytes] | None:
-    """The limit that ``factor`` leaves of what is asked, and the body with it."""
+def clamped_body(info: RequestInfo, factor: float) -> tuple[int, bytes] | None:
+    """The limit that ``factor`` leaves of what is asked, and the body with it; ``None``: nothing changes."""
     clamp = getattr(info.dialect, "clamp", None)
     if clamp is None:
         return None
@@ -46,10 +29,21 @@ def _shorter(info: RequestInfo, factor: float) -> tuple[int, bytes] | None:
         shorter = clamp(info.body, limit) if limit < asked else info.body
     except UnreadableBody:
         return None
-    except Exception:  # a dialect of the user's: as with an estimator, no request is lost by it
-        logger.exception("clamping failed on %s: the request stays as it is", type(info.dialect).__name__)
+    except Exception as error:  # a dialect of the user's: as with an estimator, no request is lost by it
+        log_failure(f"clamping failed on {type(info.dialect).__name__}", error, "the request stays as it is")
         return None
     return None if shorter == info.body else (limit, shorter)
+
+
+def clamp(scope: Scope, body: Body, info: RequestInfo, limit: int, shorter: bytes) -> int:
+    """Let the app, and ``info``, have ``shorter`` for the body; returns its ``limit``."""
+    body.replace(shorter)
+    length = b"%d" % len(shorter)
+    scope["headers"] = [
+        (name, length if name == b"content-length" else value) for name, value in scope["headers"]
+    ]
+    info.read_from(body.content)
+    return limit
 
 
 def told_of(limit: int, send: Send) -> Send:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 
 from gpu_admission.types import Scope
 
+logger = logging.getLogger("gpu_admission")
 _DEADLINES = (b"x-request-deadline", b"x-stainless-read-timeout")
+_LONGEST = 10_000_000
+"""More is no number of seconds to wait, but a point in time."""
 
 
 def of_the_body(scope: Scope) -> tuple[int | None, Sequence[str]]:
@@ -29,15 +33,19 @@ def _encodings(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
 
 
 def deadline(scope: Scope) -> float | None:
-    """Seconds that the client will wait, by its own headers; nonsense is ignored."""
-    waits = [_seconds(value) for name, value in scope.get("headers", ()) if name in _DEADLINES]
+    """Seconds from now that the client will wait, by its own headers; what is no such number is ignored."""
+    waits = [_seconds(name, value) for name, value in scope.get("headers", ()) if name in _DEADLINES]
     shortest = min(waits, default=math.inf)
     return None if shortest == math.inf else shortest
 
 
-def _seconds(value: bytes) -> float:
+def _seconds(name: bytes, value: bytes) -> float:
     try:
         seconds = float(value)
     except ValueError:
-        return math.inf
-    return seconds if seconds >= 0 else math.inf
+        seconds = math.nan
+    if 0 <= seconds <= _LONGEST:
+        return seconds
+    # A point in time, milliseconds since 1970, or nonsense. What was sent stays out of the log.
+    logger.info("the request header %s is ignored: it must be seconds from now", name.decode("ascii"))
+    return math.inf

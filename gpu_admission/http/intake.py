@@ -7,81 +7,108 @@ renders (``Rejected``) or obeys (``ClientLeft``); it never answers by itself.
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import anyio
+
 from gpu_admission.admission import Admission
-from gpu_admission.admission.buffered import BufferedBytes
+from gpu_admission.admission.buffered import BufferedBytes, Copies
 from gpu_admission.admission.lease import Lease
-from gpu_admission.bodies.large import read_aside
-from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
+from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
+from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, UnreadableBody
+from gpu_admission.http.asking import ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.body import Body
-from gpu_admission.http.clamp import clamped
+from gpu_admission.http.clamp import clamp, clamped_body
 from gpu_admission.http.headers import deadline, of_the_body
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
 from gpu_admission.request import RequestInfo
-from gpu_admission.rules.metering import Rule, estimate
+from gpu_admission.rules.metering import Rule
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.sizes import format_bytes
-from gpu_admission.types import Estimate, Receive, Scope
+from gpu_admission.types import Estimate, Scope
 
-logger = logging.getLogger("gpu_admission")
+UNPACKED_HERE = 64 * 1024
+"""A short body that unpacks to at most this much is read like one that was never packed."""
 
 
 class Intake:
     """One request on its way to a lease. ``body`` is the ``receive`` for the app behind."""
 
-    __slots__ = (
-        "admission",
-        "body",
-        "clamped_to",
-        "flow",
-        "info",
-        "lane",
-        "may_clamp",
-        "needed",
-        "rule",
-        "scope",
-    )
+    # Defaults are the class's: a request that starts at once changes few of them.
+    lane = 0
+    flow: Any = None
+    needed: int | None = None
+    """Bytes, once they are estimated."""
+    clamped_to: int | None = None
+    """The token limit that was set in the body for a hot device."""
+    _info: RequestInfo | None = None
+    _copies: Copies | None = None
+    _arrived: float | None = None
+    """When it first had to wait for its estimate: the wait in the queue is the shorter by that."""
 
-    def __init__(self, admission: Admission, rule: Rule, scope: Scope, receive: Receive) -> None:
+    _is_read = False
+    """A framework has read the body before us: ``info`` has what is left of it."""
+
+    _read_size = 0
+
+    def __init__(
+        self,
+        admission: Admission,
+        rule: Rule,
+        scope: Scope,
+        body: Body,
+        *,
+        info: RequestInfo | None = None,
+        read_size: int = 0,
+    ) -> None:
+        """``read_size``: bytes of the body that were read before; ``info``: where it is gone with that."""
         self.admission = admission
         self.rule = rule
         self.scope = scope
-        self.body = Body(receive, admission.buffer, admission.settings.max_body_bytes)
-        self.info = RequestInfo(scope, path=rule.path, dialect=rule.dialect)
-        self.lane = 0
-        self.flow: Any = None
-        self.needed: int | None = None
-        """Bytes, once they are estimated."""
-        self.may_clamp = False
-        """Whether the app will read the body from us, so that it may be rewritten."""
-        self.clamped_to: int | None = None
-        """The token limit that was set in the body for a hot device."""
+        self.body = body
+        if info is not None:
+            self._info = info
+            self._is_read = True
+        if read_size:
+            self._read_size = read_size
 
-    async def lease(self) -> Lease:
-        """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``."""
+    @property
+    def info(self) -> RequestInfo:
+        """The request as estimators, pickers and ``on_reject`` see it."""
+        info = self._info
+        if info is None:
+            self._info = info = RequestInfo(self.scope, path=self.rule.path, dialect=self.rule.dialect)
+        return info
+
+    async def lease(self, *, may_clamp: bool = False) -> Lease:
+        """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``.
+
+        ``may_clamp``: the app will read the body from us, so that it may be rewritten.
+        """
         admission = self.admission
         if admission.events.needs_request_id:
             name_request(self.scope)
         if admission.mode == "off":
-            return await admission.entrance.acquire(self._unread(), route=self.rule.route)
+            return await self._unread()
         try:
             if not admission.monitor.is_measured:
                 await admission.entrance.measure()
             admission.entrance.check_open()
-            declared, packed = of_the_body(self.scope)
-            if declared is not None and declared > admission.settings.max_body_bytes:
-                raise self._too_large(declared)
-            estimated = await self._estimate(packed)
-            self.needed = estimated.bytes
-            if admission.picks_lanes:
+            packed = self._check_headers()
+            estimated = self.rule.fixed
+            if estimated is None or admission.pickers_read:
+                estimated = await self.estimate(packed, may_clamp=may_clamp)
+            elif admission.picks_lanes:
                 self._choose_lane()
-            lease = await admission.entrance.acquire(
+            self.needed = estimated.bytes
+            self.body.lease = lease = await admission.acquire(
                 estimated,
                 lane=self.lane,
                 flow=self.flow,
+                timeout=None if self._arrived is None else self._seconds_left(),
                 deadline=self._deadline,
                 route=self.rule.route,
                 gone=self.body.watch,
@@ -91,9 +118,12 @@ class Intake:
             return lease
         except (Rejected, ClientLeft) as error:
             if admission.mode == "shadow":
-                return await admission.entrance.acquire(self._unread(), route=self.rule.route)
+                return await self._unread()
             cause = self.body.failure or error
-            self._count(cause)
+            if isinstance(cause, Rejected):
+                self.refuse(cause)
+            else:
+                admission.entrance.left(lane=self.lane, route=self.rule.route)
             self.body.close()
             raise cause from None
         except BaseException:
@@ -102,93 +132,222 @@ class Intake:
         finally:
             self.body.hand_over()
 
-    async def _estimate(self, packed: Sequence[str]) -> Estimate:
-        fallback = self.admission.settings.fallback
+    async def _unread(self) -> Lease:
+        charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
+        self.body.lease = lease = await self.admission.acquire(charged, route=self.rule.route)
+        return lease
+
+    def _check_headers(self) -> Sequence[str]:
+        """The content encodings. Raises ``TooLarge`` by the length that is declared, or known already."""
+        declared, packed = of_the_body(self.scope)
+        limit = self.admission.settings.max_body_bytes
+        if self._read_size > limit:
+            raise TooLarge("body_too_large", f"the body is larger than max_body_bytes={format_bytes(limit)}")
+        if declared is not None and declared > limit:
+            raise TooLarge(
+                "body_too_large",
+                f"Content-Length of {format_bytes(declared)} is above max_body_bytes={format_bytes(limit)}",
+            )
+        return packed
+
+    # what it takes
+
+    async def estimate(self, packed: Sequence[str] = (), *, may_clamp: bool = False) -> Estimate:
+        """What is charged; lane and flow are chosen on the way.
+
+        A failed estimator is logged, and charged ``fallback`` or all. Raises ``Rejected`` or ``ClientLeft``.
+        """
+        body = self.body
         try:
-            if (self.rule.needs_body or self.admission.pickers_read) and not self.body.complete:
-                await self.body.read()
-                self.info.read_from(self._unpacking(packed) if packed else self.body.content)
-                if packed:
-                    await self._unpack()
-                elif self.may_clamp:
-                    await self._clamp()
-            return await estimate(self.rule, self.info, self._otherwise)
+            if (self.rule.needs_body or self.admission.pickers_read) and not self._is_read:
+                await body.read()
+                self._show(packed)
+                if may_clamp and not packed and self.admission.monitor.clamp is not None:
+                    await self._clamp(self.admission.monitor.clamp)
+            small = not packed and body.size <= SMALL_BYTES
+            result = self._decided() if small else await self._decide(packed)
+            return result if isinstance(result, Estimate) else checked(await self._awaited(result))
         except UnreadableBody as error:
-            if fallback is None:
-                raise
-            return Estimate(fallback, notes=(f"{error.detail}: fallback charged",))
+            return await self._unreadable(error, packed)
+        except (Rejected, ClientLeft):
+            raise
+        except Exception as error:
+            return self._failed(error)
         finally:
-            self.info.forget()
+            if self._info is not None:
+                self._info.forget()
+            if self._copies is not None:
+                self._copies.forget()
 
-    def _otherwise(self) -> int:
-        """Bytes charged where the estimator fails."""
-        return self.admission.settings.fallback or self.admission.largest
-
-    def _too_large(self, declared: int) -> TooLarge:
+    def _show(self, packed: Sequence[str]) -> None:
+        """Let ``info`` have the body that was read."""
+        body = self.body
+        if not packed and body.is_whole:
+            self.info.read_from(body.content)
+            return
+        # The source does not hold this object: that would be a cycle, and keep the body until a collection.
+        self._copies = copies = Copies(self.admission.buffer)
         limit = self.admission.settings.max_body_bytes
-        return TooLarge(
-            "body_too_large",
-            f"Content-Length of {format_bytes(declared)} is above max_body_bytes={format_bytes(limit)}",
-        )
+        self.info.read_from(functools.partial(_copy, body, packed, limit, copies))
 
-    async def _clamp(self) -> None:
-        factor = self.admission.monitor.clamp
-        if factor is not None:
-            self.clamped_to = await clamped(self.scope, self.body, self.info, factor)
+    async def _decide(self, packed: Sequence[str]) -> Estimate | Awaitable[object]:
+        """Ask the estimator and the pickers, here or, of a large body, in a thread: all in one turn.
 
-    def _unpacking(self, packed: Sequence[str]) -> Callable[[], bytes]:
-        """What unpacks the body. It does not hold this object: that would be a cycle."""
-        limit = self.admission.settings.max_body_bytes
-        return functools.partial(_unpacked, self.body, packed, limit, self.admission.buffer)
+        In two turns the copies of the first would wait, however many there are, for the second.
+        """
+        size = self.body.size
+        if packed and size:
+            if size <= SMALL_BYTES and _is_short(self.body, packed, self.admission.buffer):
+                return self._decided()
+            size = self.admission.settings.max_body_bytes  # which it may unpack to
+        elif not is_large(size, self.info.dialect):
+            return self._decided()
+        if not is_async(self.rule):
+            result: Estimate | Awaitable[object] = (await self._aside(self._decided_aside, size))[0]
+            return result
+        await self._aside(self._read_ahead, size)
+        return ask(self.rule, self.info)
+
+    def _decided(self) -> Estimate | Awaitable[object]:
+        result = ask(self.rule, self.info)
+        if self.admission.picks_lanes:
+            self._choose_lane()
+        return result
+
+    def _decided_aside(self) -> tuple[Estimate | Awaitable[object]]:
+        # In a tuple: trio takes no awaitable out of a thread.
+        return (self._decided(),)
+
+    def _read_ahead(self) -> None:
+        read_ahead(self.info)
+        if self.admission.picks_lanes:
+            self._choose_lane()
+
+    async def _aside(self, read: Callable[[], Any], size: int) -> Any:
+        """``read()`` in a reader's thread; the wait for it is part of the request's wait."""
+        self.body.count()
+        try:
+            seconds = self._seconds_left()
+            return await read_aside(read, size=size, seconds=seconds, gone=self.body.watch)
+        except LineTimeout:
+            longest = self._timeout()
+            own = deadline(self.scope) == longest
+            reason, said = ("deadline", "its own deadline") if own else ("queue_timeout", "timeout")
+            raise QueueTimeout(
+                reason, f"its body was not read within {longest:g} s ({said}): too many large ones are"
+            ) from None
+
+    async def _awaited(self, work: Awaitable[object]) -> object:
+        """What an async estimator says, as long as somebody is there to hear it."""
+        check = self.admission.entrance.check_open
+        return await heard(work, seconds=self._seconds_left(), gone=self.body.watch, check_open=check)
+
+    async def _clamp(self, factor: float) -> None:
+        shorter = functools.partial(clamped_body, self.info, factor)
+        size = self.body.size
+        found = await self._aside(shorter, size) if is_large(size, self.info.dialect) else shorter()
+        if found is not None:
+            self.clamped_to = clamp(self.scope, self.body, self.info, *found)
+
+    async def _unreadable(self, error: UnreadableBody, packed: Sequence[str]) -> Estimate:
+        """Not less than ``fallback``, nor than the body says to an app that ignores its encoding."""
+        fallback = self.admission.settings.fallback
+        if fallback is None:
+            raise error
+        charged = fallback
+        if packed and self.body.size:
+            charged = max(charged, (await self.estimate()).bytes)
+        if self._is_read_by(self.admission.settings.lane):
+            self.lane = self._last_lane
+        return Estimate(charged, notes=(f"{error.detail}: fallback charged",))
+
+    def _failed(self, error: Exception) -> Estimate:
+        charged = max(1, self.admission.settings.fallback or self.admission.largest)
+        what = f"the estimator of {self.rule.route} failed"
+        if self.rule.estimator is None:
+            what = f"no pattern of the estimator mapping matches {self.rule.route}: the estimate failed"
+        log_failure(what, error, f"{format_bytes(charged)} charged instead")
+        return Estimate(charged, notes=(f"the estimator failed with {type(error).__name__}",))
+
+    # how long it may wait
+
+    def _timeout(self) -> float:
+        own = self.admission.settings.lanes[self.lane].timeout
+        longest = self.admission.settings.timeout if own is None else own
+        limit = deadline(self.scope)
+        return longest if limit is None else min(limit, longest)
+
+    def _seconds_left(self) -> float:
+        """Of its wait, which began when it first had to wait for its estimate."""
+        if self.admission.mode != "enforce":
+            return math.inf
+        now = anyio.current_time()
+        if self._arrived is None:
+            self._arrived = now
+        return max(0.0, self._timeout() - (now - self._arrived))
 
     def _deadline(self) -> float | None:
-        return deadline(self.scope)
+        limit = deadline(self.scope)
+        if limit is None or self._arrived is None:
+            return limit
+        return max(0.0, limit - (anyio.current_time() - self._arrived))
 
-    def _unread(self) -> Estimate:
-        return Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
-
-    def _count(self, error: Exception) -> None:
-        if isinstance(error, Rejected):
-            self.admission.entrance.refused(error, lane=self.lane, route=self.rule.route, needed=self.needed)
-        else:
-            self.admission.entrance.left(lane=self.lane, route=self.rule.route)
-
-    async def _unpack(self) -> None:
-        """In a thread, however short it is: a few bytes may unpack to all that is allowed."""
-        try:
-            await read_aside(_read_ahead, self.info)
-        except UnreadableBody:
-            if self.rule.needs_body:
-                raise  # else only a picker reads it, and takes its default
+    # where it waits
 
     def _choose_lane(self) -> None:
         settings = self.admission.settings
         if settings.lane is not None:
-            name = self._pick("lane", settings.lane)
-            known = name if name in self.admission.lane_names else None
-            self.lane = self.admission.entrance.lane_index(known)
+            self.lane = self._lane_of(settings.lane)
         if settings.flow is not None:
-            self.flow = _key(self._pick("flow", settings.flow))
-        self.info.forget()
+            self.flow = self._flow_of(settings.flow)
 
-    def _pick(self, setting: str, picker: Callable[[RequestInfo], Any]) -> Any:
-        """What ``picker`` says; a request is never lost because a picker failed on it."""
+    def _lane_of(self, picker: Callable[[RequestInfo], Any]) -> int:
+        """The lane that ``picker`` names; where what the client sent makes it fail, the last one."""
         try:
-            return picker(self.info)
+            name = picker(self.info)
         except UnreadableBody:
-            return None
-        except Exception:
-            logger.exception("%s failed on %s: the default is taken", setting, self.rule.route)
-            return None
+            return self._last_lane
+        except Rejected:
+            raise  # its body unpacks to too much
+        except Exception as error:
+            log_failure(f"lane failed on {self.rule.route}", error, "the last lane is taken")
+            return self._last_lane
+        return self.admission.entrance.lane_index(name if name in self.admission.lane_names else None)
+
+    def _flow_of(self, picker: Callable[[RequestInfo], Any]) -> Any:
+        """The key that ``picker`` names; what can't be one, ``None`` too, is as none."""
+        try:
+            flow = picker(self.info)
+        except UnreadableBody:
+            return ""
+        except Rejected:
+            raise
+        except Exception as error:
+            log_failure(f"flow failed on {self.rule.route}", error, "the default is taken")
+            return ""
+        return _key(flow)
+
+    @property
+    def _last_lane(self) -> int:
+        return len(self.admission.lane_names) - 1
+
+    def _is_read_by(self, picker: Callable[[RequestInfo], Any] | None) -> bool:
+        return picker is not None and bool(getattr(picker, "needs_body", True))
+
+    def refuse(self, rejected: Rejected) -> None:
+        """Complete and count a refusal of this request."""
+        self.admission.entrance.refused(rejected, lane=self.lane, route=self.rule.route, needed=self.needed)
 
 
-def _read_ahead(info: RequestInfo) -> None:
-    """Unpack the body here. It is not returned: trio would keep it while the request waits."""
-    _ = info.body
+def _copy(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> bytes:
+    """The body in one piece and unpacked, counted."""
+    copies.forget()
+    if not body.is_whole:
+        copies.take(body.size)
+    return unpack(body.content(), packed, limit, copies) if packed else body.content()
 
 
 def _key(flow: Any) -> Any:
-    """``flow`` as a key; what can't be one, ``None`` too, shares the flow of those without."""
     try:
         hash(flow)
     except TypeError:
@@ -196,5 +355,13 @@ def _key(flow: Any) -> Any:
     return "" if flow is None else flow
 
 
-def _unpacked(body: Body, packed: Sequence[str], limit: int, buffer: BufferedBytes) -> bytes:
-    return unpack(body.content(), packed, limit, buffer)
+def _is_short(body: Body, packed: Sequence[str], buffer: BufferedBytes) -> bool:
+    """Whether it unpacks to so little that the event loop may wait for it, or does not unpack at all."""
+    try:
+        with Copies(buffer) as copies:
+            unpack(body.content(), packed, UNPACKED_HERE, copies)
+    except UnreadableBody:
+        return True
+    except Rejected:
+        return False
+    return True

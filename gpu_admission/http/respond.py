@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any
 
@@ -11,13 +10,13 @@ from starlette.responses import Response
 
 from gpu_admission.errors import Rejected
 from gpu_admission.request import RequestInfo
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
-
-logger = logging.getLogger("gpu_admission")
 
 _TITLES = {
     "too_large": "The request can never fit on the device",
     "body_too_large": "The request body is too large",
+    "body_timeout": "The request body came too slowly",
     "queue_full": "Too many requests are waiting",
     "queue_timeout": "The device stayed busy for too long",
     "deadline": "The device stayed busy past the request's deadline",
@@ -41,8 +40,8 @@ def _render(on_reject: Any, info: RequestInfo, rejected: Rejected) -> ASGIApp:
         response = on_reject(info, rejected)
         if not isinstance(response, Response):
             raise TypeError(f"on_reject must return a Response, not {type(response).__name__}")
-    except Exception:
-        logger.exception("on_reject failed: problem+json is sent instead")
+    except Exception as error:
+        log_failure("on_reject failed", error, "problem+json is sent instead")
         return problem(rejected)
     return _with_headers(response, rejected.headers or {})
 

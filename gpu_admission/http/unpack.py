@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from gpu_admission.admission.buffered import BufferedBytes
+from gpu_admission.admission.buffered import Copies
 from gpu_admission.errors import Rejected, TooLarge, UnreadableBody
 from gpu_admission.sizes import format_bytes
 
@@ -19,36 +19,34 @@ _STEP = 256 * 1024
 _DEEPEST = 3
 
 
-def unpack(body: bytes, encodings: Sequence[str], limit: int, buffer: BufferedBytes) -> bytes:
+def unpack(body: bytes, encodings: Sequence[str], limit: int, copies: Copies) -> bytes:
     """``body`` without its ``encodings`` (the last applied comes off first).
 
-    ``buffer`` is charged while it unpacks. Raises ``UnreadableBody`` for an encoding that
-    is unknown, broken, cut short or followed by other bytes, ``TooLarge`` past ``limit`` bytes.
+    What it makes is counted in ``copies``, whose owner forgets it. Raises ``UnreadableBody`` for
+    an encoding that is unknown, broken, cut short or followed by other bytes, ``TooLarge`` past
+    ``limit`` bytes.
     """
     if not body:
         return body
     if len(encodings) > _DEEPEST:
         raise UnreadableBody(f"a body packed {len(encodings)} times over is not unpacked")
     for encoding in reversed(encodings):
-        body = _bounded(encoding, body, limit, buffer)
+        body = _bounded(encoding, body, limit, copies)
     return body
 
 
-def _bounded(encoding: str, body: bytes, limit: int, buffer: BufferedBytes) -> bytes:
+def _bounded(encoding: str, body: bytes, limit: int, copies: Copies) -> bytes:
     pieces = _decoder(encoding)(body)
     kept, size = [], 0
-    try:
-        for piece in _readable(encoding, pieces):
-            buffer.take_unpacked(len(piece))
-            size += len(piece)
-            kept.append(piece)
-            if size > limit:
-                raise TooLarge(
-                    "body_too_large", f"the body unpacks to more than max_body_bytes={format_bytes(limit)}"
-                )
-        return b"".join(kept)
-    finally:
-        buffer.take_unpacked(-size)
+    for piece in _readable(encoding, pieces):
+        copies.take(len(piece))
+        size += len(piece)
+        kept.append(piece)
+        if size > limit:
+            raise TooLarge(
+                "body_too_large", f"the body unpacks to more than max_body_bytes={format_bytes(limit)}"
+            )
+    return b"".join(kept)
 
 
 def _readable(encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -16,7 +16,7 @@ def by_tokens(*, rest: str = "long", **limits: int) -> Callable[[RequestInfo], s
     """The lane for at most so many tokens: ``by_tokens(short=512)``, or ``(short=512, medium=4096)``.
 
     Tokens are those of all prompts and all new ones of every sequence. What is above every
-    limit goes to the lane ``rest``. A request whose body can't be read goes to the first
+    limit goes to the lane ``rest``. A request whose body can't be read goes to the last
     lane of the admission. Raises ``TypeError``/``ValueError`` for limits that are no counts.
     """
     if not limits:

@@ -1,37 +1,31 @@
 """Which requests are metered, and what each is charged.
 
-Owns the way from a scope to a ``Rule`` and from a rule and a body to an ``Estimate``: path
-patterns, the choice of estimator, and what happens when one fails. Who may start is not
-decided here.
+Owns the way from a scope to a ``Rule``: methods, path patterns, the choice of estimator and
+dialect. How an estimator is asked is the edge's business, who may start the ledger's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-import logging
-import math
-import numbers
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from gpu_admission.bodies.large import is_large, read_aside
-from gpu_admission.errors import Rejected
 from gpu_admission.request import Dialect, Estimator, RequestInfo
 from gpu_admission.rules.patterns import Patterns, route_path
-from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
+from gpu_admission.sizes import parse_bytes
 from gpu_admission.types import Estimate, Scope
 from gpu_admission.workloads.choice import dialect as dialect_named
 
-logger = logging.getLogger("gpu_admission")
 _CACHED_LENGTH = 512
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+"""Methods that ask for no work (RFC 9110 9.2.1)."""
 
 
 class Rule:
     """How one route is metered. ``estimator`` is ``None`` where no pattern of a mapping names it."""
 
-    __slots__ = ("dialect", "estimator", "learns", "needs_body", "path", "route")
+    __slots__ = ("dialect", "estimator", "fixed", "learns", "needs_body", "path", "route")
 
     def __init__(self, path: str, route: str, estimator: Estimator | None, dialect: Dialect | None) -> None:
         self.path = path
@@ -41,6 +35,9 @@ class Rule:
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
         self.learns = all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
         """Whether the estimator wants to know what requests really took."""
+        fixed = getattr(estimator, "fixed", None)
+        self.fixed: Estimate | None = fixed if isinstance(fixed, Estimate) else None
+        """What every request is charged, where that is always the same: then no estimator is asked."""
 
 
 class Fixed:
@@ -50,12 +47,12 @@ class Fixed:
 
     def __init__(self, size: int | str, *, name: str) -> None:
         self.bytes = parse_bytes(size, name=name)
-        self._estimate = Estimate(self.bytes)
-        if not self._estimate.bytes:
+        self.fixed = Estimate(self.bytes)
+        if not self.bytes:
             raise ValueError(f"{name} must be above 0: a request that takes nothing needs no admission")
 
     def __call__(self, info: RequestInfo) -> Estimate:
-        return self._estimate
+        return self.fixed
 
 
 def as_estimator(value: object, *, name: str = "estimator") -> Estimator:
@@ -83,7 +80,7 @@ class Metering:
         *,
         routes: Iterable[str] | None = None,
         exclude: Iterable[str] = (),
-        methods: Iterable[str] = ("POST", "PUT", "PATCH"),
+        methods: Iterable[str] | None = None,
         dialect: str | Dialect | Mapping[str, str | Dialect] | None = None,
     ) -> None:
         self._by_path: dict[str, Estimator] | None = None
@@ -97,7 +94,8 @@ class Metering:
             self._estimator = as_estimator(estimator)
         self._routes = None if routes is None else Patterns(routes, name="routes")
         self._exclude = Patterns(exclude, name="exclude")
-        self._methods = frozenset(method_names(methods))
+        self._methods = _SAFE if methods is None else frozenset(method_names(methods))
+        self._named = methods is not None
         self._dialects = _dialects(dialect)
         self._dialect_paths = Patterns(self._dialects, name="dialect")
         self._cached = functools.lru_cache(maxsize=1024)(self._rule)
@@ -112,11 +110,17 @@ class Metering:
         """All that the setting ``estimator`` names."""
         return [estimator for _, estimator in self.named_estimators()]
 
-    def rule(self, scope: Scope) -> Rule | None:
-        """The rule for an ``http`` scope; ``None``: it is not metered."""
-        if scope["method"] not in self._methods:
+    def rule(self, scope: Scope, root_path: str = "") -> Rule | None:
+        """The rule for an ``http`` scope; ``None``: it is not metered.
+
+        ``root_path`` is the app's own, which it puts in place of the server's.
+        """
+        method = scope["method"]
+        # Some servers hand small letters on; and where an app does not look at the method, a made-up one
+        # would do its work unmetered.
+        if (method in self._methods or method.upper() in self._methods) is not self._named:
             return None
-        return self._find(scope["path"], scope.get("root_path", ""))
+        return self._find(scope["path"], root_path or scope.get("root_path", ""))
 
     def default(self, scope: Scope, route: str, estimator: Estimator | None) -> Rule:
         """The rule of a ``route`` metered by name: by ``estimator``, or else the admission's own."""
@@ -168,71 +172,3 @@ def _dialects(setting: str | Dialect | Mapping[str, str | Dialect] | None) -> di
         return {}
     by_path = setting if isinstance(setting, Mapping) else {"**": setting}
     return {pattern: dialect_named(each) for pattern, each in by_path.items()}
-
-
-async def estimate(rule: Rule, info: RequestInfo, otherwise: Callable[[], int]) -> Estimate:
-    """What ``info`` is charged, between 1 byte and ``MAX_BYTES``.
-
-    A failed estimator is logged, and charged ``otherwise()``. Raises ``UnreadableBody``, and
-    ``TooLarge`` or ``QueueFull`` where unpacking the body for the estimator does.
-    """
-    estimator = rule.estimator
-    try:
-        if estimator is None:
-            raise LookupError(f"no pattern of the estimator mapping matches {rule.route}")
-        if rule.needs_body and is_large(info):
-            result: object = await _off_the_loop(estimator, info)
-        else:
-            result = estimator(info)
-        if type(result) is int and 0 < result <= MAX_BYTES:
-            return Estimate(result)
-        if isinstance(result, Estimate) and type(result.bytes) is int and 0 < result.bytes <= MAX_BYTES:
-            return result
-        return _checked(await result if isinstance(result, Awaitable) else result)
-    except Rejected:
-        raise
-    except Exception as error:
-        name = type(error).__name__
-        charged = max(1, otherwise())
-        logger.exception("the estimator of %s failed: charged %s", rule.route, format_bytes(charged))
-        return Estimate(charged, notes=(f"the estimator failed with {name}",))
-
-
-async def _off_the_loop(estimator: Estimator, info: RequestInfo) -> object:
-    """A large body is read in a worker thread, and by a plain estimator also estimated there."""
-    if not _is_async(estimator):
-        (result,) = await read_aside(_boxed, estimator, info)
-        return result
-    await read_aside(_read_ahead, info)
-    return estimator(info)
-
-
-def _boxed(estimator: Estimator, info: RequestInfo) -> tuple[object]:
-    """What ``estimator`` returns, in a tuple: trio takes no awaitable out of a thread."""
-    return (estimator(info),)
-
-
-def _is_async(estimator: Callable[..., object]) -> bool:
-    return inspect.iscoroutinefunction(estimator) or inspect.iscoroutinefunction(type(estimator).__call__)
-
-
-def _read_ahead(info: RequestInfo) -> None:
-    """Read the workload here; an estimator that asks for it meets its errors again."""
-    with contextlib.suppress(Exception):
-        _ = info.workload
-
-
-def _checked(result: object) -> Estimate:
-    if isinstance(result, Estimate):
-        return Estimate(_whole(result.bytes), result.low, result.basis, result.parts, result.notes)
-    return Estimate(_whole(result))
-
-
-def _whole(size: Any) -> int:
-    """``size``, which may be of numpy's types too, as a number of bytes."""
-    if isinstance(size, bool) or not isinstance(size, numbers.Real):
-        raise TypeError(f"an estimator must return bytes as an int or an Estimate, not {type(size).__name__}")
-    if not 0 <= size < math.inf:  # type: ignore[operator]
-        raise ValueError("an estimator returned a negative number, infinity or NaN, which is no size")
-    whole = int(size) if isinstance(size, numbers.Integral) else math.ceil(float(size))
-    return max(1, min(whole, MAX_BYTES))

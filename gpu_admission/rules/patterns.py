@@ -23,6 +23,18 @@ def route_path(path: str, root_path: str) -> str:
     return path.rstrip("/") or "/" if path.endswith("/") or not path else path
 
 
+def root_path_of(app: object) -> str:
+    """The ``root_path`` that ``app`` puts into its scopes by itself, as FastAPI does; empty where none."""
+    for _ in range(100):
+        root_path = getattr(app, "root_path", "")
+        if isinstance(root_path, str) and root_path:
+            return root_path
+        app = getattr(app, "app", None)
+        if app is None:
+            break
+    return ""
+
+
 class Patterns:
     """Path patterns: ``*`` stands for anything within a segment, ``**`` across segments.
 

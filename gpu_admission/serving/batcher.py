@@ -15,13 +15,14 @@ from typing import Any, Generic, TypeVar
 
 import anyio
 
+from gpu_admission.admission import Admission
 from gpu_admission.admission.refusals import retry_after
 from gpu_admission.errors import QueueFull, Rejected, TooLarge, Unavailable
 from gpu_admission.guards.classify import classify
 from gpu_admission.runtime.loop import is_running, running_loop
 from gpu_admission.runtime.task import spawn
 from gpu_admission.serving.call import Batch, BatchEvent, Call, ClosedBy, Ending, enter_batch, is_inside
-from gpu_admission.serving.funding import Budget, Funding
+from gpu_admission.serving.funding import Funding
 from gpu_admission.serving.handler import Handler, Rows
 from gpu_admission.serving.line import Line
 from gpu_admission.serving.packing import Limits, halves
@@ -95,7 +96,7 @@ class Batcher(Generic[Item, Result]):
         max_padding: float = 0.3,
         max_running: int = 1,
         max_waiting: int = 1024,
-        admission: Budget | None = None,
+        admission: Admission | None = None,
         observer: Callable[[BatchEvent], object] | None = None,
         name: str = "batcher",
     ) -> None:
@@ -319,7 +320,7 @@ class Batcher(Generic[Item, Result]):
         if isinstance(error, Rejected):
             return "refused"
         if self._admission is not None:
-            return self._admission.classify(error)[0]
+            return self._admission.endings.classify(error)[0]
         return classify(error) or "error"
 
     def _must_split(self, run: Run, error: Exception) -> bool:

@@ -8,40 +8,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from typing import Literal, Protocol
+from contextlib import ExitStack, asynccontextmanager
 
-from gpu_admission.admission.lease import Lease, current_lease
+from gpu_admission.admission import Admission
+from gpu_admission.admission.context import held_lease
+from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import QueueFull, Rejected
 from gpu_admission.serving.call import Call
 from gpu_admission.sizes import format_bytes
-from gpu_admission.types import Snapshot
-
-
-class Budget(Protocol):
-    """An admission, for all that is called of it here."""
-
-    def lease(self, size: int, /, *, timeout: float | None = None) -> AbstractAsyncContextManager[Lease]: ...
-
-    def classify(self, error: BaseException, /) -> tuple[Literal["error", "oom", "fault", "client"], str]: ...
-
-    def snapshot(self) -> Snapshot: ...
 
 
 class Funding:
     """The accounts of one batcher with one admission."""
 
-    def __init__(self, admission: Budget) -> None:
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._used: Counter[Lease] = Counter()
         """Bytes of each caller's lease that running batches use."""
 
     def held(self) -> Lease | None:
         """The lease of this admission that the calling request holds."""
-        lease = current_lease()
-        while lease is not None and (lease.ended or lease.admission is not self._admission):
-            lease = lease.outer
-        return lease
+        return held_lease(self._admission.endings)
 
     @asynccontextmanager
     async def pay(self, calls: Sequence[Call], size: int) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
-from gpu_admission.admission.lease import current_lease
+from gpu_admission.admission.context import current_lease
 from gpu_admission.guards.classify import classify
 from gpu_admission.runtime.worker import result_of, settled
 from gpu_admission.serving.instance import Instance, Recipe

@@ -43,7 +43,15 @@ class Options(TypedDict, total=False):
     """A larger body is refused (413), counted as it arrives and again as it is unpacked.
     Default: 64 MiB."""
     max_buffered_bytes: Size
-    """Host memory that the bodies of waiting requests may hold together, in bytes. Default: 1 GiB."""
+    """Host memory that the bodies of waiting requests may hold together, in bytes; those of one client
+    address at most three quarters of it. Default: 1 GiB."""
+    body_timeout: float
+    """Seconds that an upload may go without a byte (408). It may take as long in all, and a second more
+    for each 4 KiB of it. ``math.inf`` is no limit. Default: 60."""
+    send_timeout: float
+    """Seconds that one part of a response may wait for a client that takes nothing; then its ``send``
+    raises ``TimeoutError`` and the bytes come back. A stream may last as long as it likes.
+    ``math.inf`` is no limit. Default: 60."""
     fallback: Size | None
     """Bytes charged where a body can't be read or an estimator fails. Without it the first is refused
     (400) and the second is charged the whole capacity. Default: none."""
@@ -51,15 +59,16 @@ class Options(TypedDict, total=False):
     """Patterns of the paths that are metered: ``*`` within a segment, ``**`` across. Default: all."""
     exclude: Iterable[str]
     """Patterns of paths that are never metered. Default: none."""
-    methods: Iterable[str]
-    """Methods that are metered. Default: POST, PUT, PATCH."""
+    methods: Iterable[str] | None
+    """Methods that are metered, in any case. Default: all but GET, HEAD, OPTIONS and TRACE."""
     dialect: str | Dialect | Mapping[str, str | Dialect] | None
     """How bodies are read: a name such as ``"openai"``, a dialect, or a dict of path patterns to those.
     Set it where paths do not tell which API is served. Default: chosen by path."""
     lanes: Iterable[Lane]
     """Shares of the budget for kinds of requests, such as short and long prompts. Default: one lane."""
     lane: Callable[[RequestInfo], str | None] | None
-    """Names the lane of a request; ``by_tokens`` and ``by_path`` are ready made. Default: the first."""
+    """Names the lane of a request; ``by_tokens`` and ``by_path`` are ready made. Where what
+    the client sent makes it fail, the last lane is taken. Default: the first."""
     flow: Callable[[RequestInfo], object] | None
     """Names the tenant of a request: inside a lane tenants share fairly in byte-seconds. Default: one
     for all."""

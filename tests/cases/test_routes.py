@@ -17,8 +17,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-import gpu_admission.routes.door
 from gpu_admission import Admission, GPUAdmission, Lease, RequestInfo, current_lease
+from gpu_admission.routes.door import Door
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 from tests.cases.doors import Prompt, streaming
 from tests.cases.harness import Call, StreamedCost, chunks, scenario, settle, until
@@ -370,4 +370,4 @@ def test_the_lease_parameter_is_annotated_for_the_user() -> None:
         return [lease.bytes, lease.device, lease.lane, lease.waited]
 
     assert TestClient(app).post("/").json() == [25, "device", "default", 0.0]
-    assert gpu_admission.routes.door.Door(admission, None, "").estimator is None
+    assert Door(admission, None, "").estimator is None

@@ -12,7 +12,7 @@ import brotli  # type: ignore[import-untyped]
 import pytest
 import zstandard
 
-from gpu_admission.admission.buffered import BufferedBytes
+from gpu_admission.admission.buffered import BufferedBytes, Copies
 from gpu_admission.errors import QueueFull, TooLarge, UnreadableBody
 from gpu_admission.http.unpack import unpack
 
@@ -44,7 +44,8 @@ each_packer = pytest.mark.parametrize(("encoding", "pack"), PACKERS.values(), id
 def unpacked(body: bytes, *encodings: str, limit: int = LIMIT, buffered: int = 2**30) -> bytes:
     buffer = BufferedBytes(buffered)
     try:
-        return unpack(body, list(encodings), limit, buffer)
+        with Copies(buffer) as copies:
+            return unpack(body, list(encodings), limit, copies)
     finally:
         assert buffer.unpacking == 0
 

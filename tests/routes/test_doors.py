@@ -250,7 +250,7 @@ async def test_a_picker_must_be_a_plain_function() -> None:
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-encoding", b"unknown")]], ids=["plain", "packed"])
-async def test_a_picker_that_fails_takes_the_default_and_no_request_is_lost(
+async def test_a_picker_that_fails_takes_the_last_lane_and_no_request_is_lost(
     headers: list[tuple[bytes, bytes]], caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: list[str] = []
@@ -268,7 +268,7 @@ async def test_a_picker_that_fails_takes_the_default_and_no_request_is_lost(
     )
     for body in (b"{}", b"no json"):
         await call(gate, scope_of(headers=headers), body)
-    assert seen == ["first", "first"]
+    assert seen == ["second", "second"]
     assert "flow failed on *" in caplog.text
 
 

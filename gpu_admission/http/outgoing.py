@@ -1,0 +1,161 @@
+"""A response on its way out: the ``send`` that the app gets.
+
+Owns what is known of a response that has begun, when it is whole, how long a client may take over
+a part of it, and that what the server starts while it sends is no part of the request. What takes
+the place of a failed one is in ``rescue``; refusals are rendered in ``respond``.
+"""
+
+from __future__ import annotations
+
+from gpu_admission.admission.context import step_in, step_out
+from gpu_admission.admission.lease import Lease
+from gpu_admission.errors import Rejected
+from gpu_admission.http.body import Body
+from gpu_admission.http.clamp import told_of
+from gpu_admission.http.intake import Intake
+from gpu_admission.http.timing import timed
+from gpu_admission.runtime.within import within
+from gpu_admission.types import Message, Send
+
+_LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
+
+
+class Response:
+    """The ``send`` of one request, and what has gone through it.
+
+    The last message is sent as if ``lease`` were not held: see ``outside``. Frameworks answer
+    500 by themselves and then let the exception out: under ``oom_status`` such a response is
+    kept until the app has returned, or another is sent in its place.
+    """
+
+    is_whole = False
+    """Nothing is left to be sent."""
+    start: Message | None = None
+    kept: list[Message] | None = None
+    _trailers = False
+
+    def __init__(self, lease: Lease, body: Body, send: Send) -> None:
+        self._lease = lease
+        self._body = body
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if self.refusal is not None:
+                raise self.refusal  # the app would answer for a body that it was refused: see ``rescue``
+            self._begin(message)
+        elif self.kept is None and ends(message, trailers=self._trailers):
+            self.is_whole = self.start is not None
+            inside = step_out(self._lease)
+            try:
+                await self._deliver(message)
+            finally:
+                step_in(inside)
+            return
+        if self.kept is None:
+            await self._deliver(message)
+        else:
+            await self._keep(message)
+
+    @property
+    def refusal(self) -> Rejected | None:
+        """What the client has to be answered in place of the app's response, which has not begun."""
+        return self._body.refusal if self.start is None else None
+
+    def failed(self, error: Exception) -> None:
+        """The app has raised ``error``: its lease ends, with the outcome that follows."""
+        lease, refusal = self._lease, self.refusal
+        if refusal is None:
+            lease.finish(error)
+            return
+        lease.outcome = ("client", refusal.reason)
+        lease.finish(None)
+
+    async def send_past(self, message: Message) -> None:
+        """Send what takes the place of the app's own response."""
+        await self._deliver(message)
+
+    def _begin(self, message: Message) -> None:
+        self.start = message
+        self._body.is_free = True
+        if message.get("trailers"):
+            self._trailers = True
+        status = message["status"]
+        if status < 400:
+            return
+        lease = self._lease
+        if lease.outcome[0] == "ok":
+            lease.outcome = ("client" if status < 500 else "error", f"HTTP {status}")
+        if status == 500 and lease.issuer.settings.oom_status is not None:
+            self.kept = []
+
+    async def _deliver(self, message: Message) -> None:
+        limit = self._lease.issuer.settings.send_timeout
+        try:
+            await within(limit, self._send(message))
+        except TimeoutError as error:
+            if self._lease.outcome[0] == "ok":
+                self._lease.outcome = ("client", "stalled")
+            raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error
+
+    async def _keep(self, message: Message) -> None:
+        assert self.kept is not None
+        self.kept.append(message)
+        if message.get("more_body", False):
+            # Longer than an error page: the app's own stream.
+            await self.let_go()
+
+    async def let_go(self) -> None:
+        """Send what was kept."""
+        kept, self.kept = self.kept or (), None
+        inside = step_out(self._lease)
+        try:
+            for message in kept:
+                await self._deliver(message)
+        finally:
+            step_in(inside)
+
+    async def returned(self) -> None:
+        """The app has returned without a whole response: as when its client has left, that means nothing.
+
+        Raises the refusal that the app has swallowed, where it has answered nothing.
+        """
+        if self.refusal is not None:
+            raise self.refusal
+        if self._lease.outcome[0] == "ok":
+            self._lease.outcome = ("client", "no answer")
+        await self.let_go()
+
+
+def ends(message: Message, *, trailers: bool) -> bool:
+    """Whether a response is whole with ``message``; ``trailers``: they were announced."""
+    if message["type"] == "http.response.trailers":
+        return not message.get("more_trailers", False)
+    return message["type"] in _LAST and not trailers and not message.get("more_body", False)
+
+
+def shaped(intake: Intake, lease: Lease, send: Send) -> Send:
+    """``send``, with what the settings add to a response."""
+    settings = lease.issuer.settings
+    if settings.server_timing:
+        send = timed(lease, send)
+    if settings.hold == "response":
+        send = released_at_end(lease, send)
+    if intake.clamped_to is not None:
+        send = told_of(intake.clamped_to, send)
+    return send
+
+
+def released_at_end(lease: Lease, send: Send) -> Send:
+    """``send``, and the end of ``lease`` once the last part of the response is sent."""
+    trailers = False
+
+    async def send_and_release(message: Message) -> None:
+        nonlocal trailers
+        if message["type"] == "http.response.start":
+            trailers = bool(message.get("trailers"))
+        await send(message)
+        if ends(message, trailers=trailers):
+            lease.release()
+
+    return send_and_release

@@ -1,0 +1,43 @@
+"""An app run under a lease: entered, run, rescued where that was asked for, and always ended.
+
+The one place where a request's lease ends, whichever door it came through. How a lease was
+come by is ``intake``'s business, what passes on its way out ``outgoing``'s.
+"""
+
+from __future__ import annotations
+
+from gpu_admission.admission.context import enter, leave
+from gpu_admission.admission.lease import Lease
+from gpu_admission.http.body import Body
+from gpu_admission.http.intake import Intake
+from gpu_admission.http.outgoing import Response, shaped
+from gpu_admission.http.rescue import rescue
+from gpu_admission.types import ASGIApp, Scope, Send
+
+
+async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Send) -> None:
+    """Run ``app`` under ``lease``. What it raises comes out as the same object, unless it was rescued."""
+    body = intake.body
+    response = Response(lease, body, send)
+    try:
+        enter(lease, scope)
+        await app(scope, body, shaped(intake, lease, response))
+        if not response.is_whole:
+            await response.returned()
+    except Exception as error:
+        # Before anything is sent in its place: the client's pace must not hold the bytes.
+        response.failed(error)
+        if not await rescue(error, response, intake, scope):
+            raise
+    except BaseException as error:
+        lease.finish(error)
+        raise
+    finally:
+        end(lease, body, scope)
+
+
+def end(lease: Lease, body: Body, scope: Scope) -> None:
+    """End ``lease``, unless it has ended by an error before; nothing of the request is left behind."""
+    lease.finish(None)
+    leave(lease, scope)
+    body.close()
