@@ -38,7 +38,7 @@ _COMPLETIONS = ("max_tokens",)
 _RESPONSES = ("max_output_tokens",)
 _LLAMA_CPP = ("n_predict", "max_tokens")
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
-_OTHERS = {
+_OTHERS: Mapping[tuple[str, ...], tuple[str, ...]] = {
     names: tuple(name for name in _LIMITS if name not in names)
     for names in (_CHAT, _COMPLETIONS, _RESPONSES, _LLAMA_CPP)
 }
