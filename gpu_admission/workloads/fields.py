@@ -80,9 +80,8 @@ class Fields:
         self._features = {name: _steps(name, path) for name, path in (features or {}).items()}
         if not self._paths and not self._features:
             raise ValueError("Fields needs the path of at least one field")
-        side = positive_option(default_side, "default_side")
-        new = positive_option(default_new_tokens, "default_new_tokens")
-        self._defaults = {"new_tokens": new, "width": side, "height": side}
+        self._defaults = {"new_tokens": positive_option(default_new_tokens, "default_new_tokens")}
+        self._defaults |= dict.fromkeys(("width", "height"), positive_option(default_side, "default_side"))
         self._counter = counter(tokens)
         self.offload_bytes = self._counter.offload_bytes
         self._image_tokens = rule_of(image_tokens)
