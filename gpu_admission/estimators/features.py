@@ -25,6 +25,7 @@ _FIELDS = (
     "beams",
     "width",
     "height",
+    "frames",
     "audio_seconds",
     "tensor_bytes",
     "context",

@@ -7,6 +7,8 @@ from functools import cache, lru_cache
 from typing import Any, Final
 
 from gpu_admission.request import Dialect, FullDialect
+from gpu_admission.workloads.anthropic import Anthropic
+from gpu_admission.workloads.comfyui import ComfyUI
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.fields import Fields
 from gpu_admission.workloads.guess import Guess
@@ -15,6 +17,7 @@ from gpu_admission.workloads.ollama import Ollama
 from gpu_admission.workloads.openai import OpenAI
 from gpu_admission.workloads.openaimedia import OpenAIMedia
 from gpu_admission.workloads.rerank import Rerank
+from gpu_admission.workloads.sglang import SGLang
 from gpu_admission.workloads.stablediffusion import StableDiffusion
 from gpu_admission.workloads.tei import TEI
 from gpu_admission.workloads.tgi import TGI
@@ -22,6 +25,8 @@ from gpu_admission.workloads.vllm import VLLM
 from gpu_admission.workloads.whisper import Whisper
 
 DIALECTS: Final[dict[str, Callable[..., FullDialect]]] = {
+    "anthropic": Anthropic,
+    "comfyui": ComfyUI,
     "fields": Fields,
     "guess": Guess,
     "kserve": KServe,
@@ -29,6 +34,7 @@ DIALECTS: Final[dict[str, Callable[..., FullDialect]]] = {
     "openai": OpenAI,
     "openai-media": OpenAIMedia,
     "rerank": Rerank,
+    "sglang": SGLang,
     "stable-diffusion": StableDiffusion,
     "tei": TEI,
     "tgi": TGI,
@@ -43,6 +49,12 @@ _TWO_SEGMENTS: Final = {
     "api/chat": "ollama",
     "api/embed": "ollama",
     "api/embeddings": "ollama",
+    "api/show": "ollama",
+    "v1/messages": "anthropic",
+    "messages/count_tokens": "anthropic",
+    "completions/batch": "vllm",
+    "v1/embed": "openai",
+    "v2/embed": "openai",
     "images/generations": "openai-media",
     "images/edits": "openai-media",
     "images/variations": "openai-media",
@@ -51,9 +63,14 @@ _TWO_SEGMENTS: Final = {
     "v1/img2img": "stable-diffusion",
 }
 _ONE_SEGMENT: Final = {
+    "completion": "openai",
     "completions": "openai",
+    "infill": "openai",
+    "detokenize": "openai",
+    "apply-template": "openai",
     "embeddings": "openai",
     "responses": "openai",
+    "videos": "openai-media",
     "transcriptions": "whisper",
     "translations": "whisper",
     "rerank": "rerank",
@@ -139,6 +156,11 @@ def name_for(path: str) -> str:
     if last in _ONE_SEGMENT:
         return _ONE_SEGMENT[last]
     return "kserve" if last.endswith(":predict") else "guess"
+
+
+def reads_path(path: str) -> bool:
+    """Whether a dialect names ``path``. A request without a body to any other asks for nothing."""
+    return name_for(path) != "guess"
 
 
 @cache
