@@ -84,25 +84,26 @@ class Endings:
             lease.ended = True
             turn.depth = 1
             try:
-                self._learn_from(lease)
+                if lease.feedback is not None or lease.outcome[0] != "ok" or self._monitor.is_watching:
+                    self._learn_from(lease)
             finally:
-                self._locked.release(lease.ticket)
+                now = self._locked.release(lease.ticket)
                 turn.depth = 0
+            if lease.outcome[0] == "ok":
+                self.succeeded_at = now
         if self._events.observers and lease.ticket.state is ENDED:  # else it was given in mode "off"
-            self._events.of("released", lease, held=clock.monotonic() - lease.ticket.granted_at)
+            self._events.of("released", lease, held=now - lease.ticket.granted_at)
         if turn.late:
             turn.catch_up()
 
     def _learn_from(self, lease: Lease) -> None:
         """Before its bytes are free: the next one starts by what this one has shown."""
         kind, error = lease.outcome
-        now = clock.monotonic()
-        if kind == "ok":
-            self.succeeded_at = now
         if lease.feedback is not None:
             lease.feedback.end(lease.peak, well=kind == "ok")
         if kind != "ok" or self._monitor.is_watching:
-            self._monitor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, now)
+            at = clock.monotonic()
+            self._monitor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, at)
 
     def resize(self, lease: Lease, size: int) -> None:
         """Hold ``size`` bytes from now on. Raises ``Rejected`` for growth that does not fit now."""
