@@ -22,7 +22,6 @@ from gpu_admission.guards.classify import classify
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock
-from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.types import Device, Outcome
 
@@ -64,8 +63,6 @@ class Endings:
     def disown(self) -> None:
         """This is a forked process: its leases are the parent's, and what they hold is none of ours."""
         self._is_ours = False
-        # Another thread of the parent may have held the lock at the fork: here it would for ever.
-        self.turn = self._locked.turn = Turn()
 
     def end(self, lease: Lease) -> None:
         """Give its bytes back, unless that was done or a handle is open."""
