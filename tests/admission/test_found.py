@@ -342,7 +342,7 @@ def test_the_smallest_request_of_a_picture_model_is_a_small_picture(caplog: pyte
     assert "even the smallest request" not in caplog.text
 
 
-def _asked(**said: int) -> Any:
+def _asked(**said: Any) -> Any:
     from gpu_admission import Workload
 
     return Workload(prompt_tokens=1, **said)
