@@ -22,7 +22,6 @@ from gpu_admission.guards.classify import classify
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock
-from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.types import Device, Outcome
 
@@ -64,8 +63,6 @@ class Endings:
     def disown(self) -> None:
         """This is a forked process: its leases are the parent's, and what they hold is none of ours."""
         self._is_ours = False
-        # Another thread of the parent may have held the lock at the fork: here it would for ever.
-        self.turn = self._locked.turn = Turn()
 
     def end(self, lease: Lease) -> None:
         """Give its bytes back, unless that was done or a handle is open."""
@@ -84,25 +81,26 @@ class Endings:
             lease.ended = True
             turn.depth = 1
             try:
-                self._learn_from(lease)
+                if lease.feedback is not None or lease.outcome[0] != "ok" or self._monitor.is_watching:
+                    self._learn_from(lease)
             finally:
-                self._locked.release(lease.ticket)
+                now = self._locked.release(lease.ticket)
                 turn.depth = 0
+            if lease.outcome[0] == "ok":
+                self.succeeded_at = now
         if self._events.observers and lease.ticket.state is ENDED:  # else it was given in mode "off"
-            self._events.of("released", lease, held=clock.monotonic() - lease.ticket.granted_at)
+            self._events.of("released", lease, held=now - lease.ticket.granted_at)
         if turn.late:
             turn.catch_up()
 
     def _learn_from(self, lease: Lease) -> None:
         """Before its bytes are free: the next one starts by what this one has shown."""
         kind, error = lease.outcome
-        now = clock.monotonic()
-        if kind == "ok":
-            self.succeeded_at = now
         if lease.feedback is not None:
             lease.feedback.end(lease.peak, well=kind == "ok")
         if kind != "ok" or self._monitor.is_watching:
-            self._monitor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, now)
+            at = clock.monotonic()
+            self._monitor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, at)
 
     def resize(self, lease: Lease, size: int) -> None:
         """Hold ``size`` bytes from now on. Raises ``Rejected`` for growth that does not fit now."""

@@ -114,8 +114,17 @@ class Entrance:
         events.counts["admitted"] += 1
         lease = Lease(self.issuer, ticket, estimate, route)
         if events.observers:
-            events.of("admitted", lease)
+            self._tell(lease)
         return lease
+
+    def _tell(self, lease: Lease) -> None:
+        try:
+            self._events.of("admitted", lease)
+        except (
+            BaseException
+        ):  # an observer's ``SystemExit``, or an interrupt while it ran: nobody gets the lease
+            lease.release()
+            raise
 
     def _without_deciding(self, ticket: Ticket, estimate: Estimate, route: str) -> Lease:
         """A lease that is always given: recorded in ``shadow`` mode, not even counted in ``off``."""

@@ -53,26 +53,28 @@ class LockedLedger:
             turn.depth += 1
             try:
                 changed = self.ledger.request(ticket, clock.monotonic())
-                if changed and changed != (ticket,):
+                if changed and (changed[0] is not ticket or len(changed) > 1):
                     self._woken(changed)  # it may have let an earlier one start
             finally:
                 turn.depth -= 1
         if turn.late:
             turn.catch_up()
 
-    def release(self, ticket: Ticket) -> None:
-        """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
+    def release(self, ticket: Ticket) -> float:
+        """End ``ticket``, wherever it is in its life; ending it again changes nothing. Returns the time."""
         turn = self.turn
+        now = clock.monotonic()
         with turn.lock:
             turn.depth += 1
             try:
-                changed = self.ledger.release(ticket, clock.monotonic())
+                changed = self.ledger.release(ticket, now)
                 if changed:
                     self._woken(changed)
             finally:
                 turn.depth -= 1
         if turn.late:
             turn.catch_up()
+        return now
 
     def force(self, ticket: Ticket) -> None:
         """Hold ``ticket`` whether it fits or not: for watching without deciding."""

@@ -60,7 +60,11 @@ class Shadow:
             self._events.counts[f"shadow_{would}"] += 1
         lease = Lease(self._issuer, ticket, estimate, route)
         if self._events.observers:
-            self._events.of("shadow", lease, reason=would)
+            try:
+                self._events.of("shadow", lease, reason=would)
+            except BaseException:
+                lease.release()
+                raise
         return lease
 
     def _would(self, ticket: Ticket) -> str:

@@ -6,6 +6,7 @@ and that a wrong one can't refuse a request for ever. The statistics are in ``hi
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import threading
@@ -17,6 +18,7 @@ from gpu_admission.estimators.history import History, size_class
 from gpu_admission.estimators.meter import PeakMeter
 from gpu_admission.estimators.terms import clamp, render
 from gpu_admission.request import Estimator, RequestInfo
+from gpu_admission.runtime.turn import Turn
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Workload
 
@@ -89,7 +91,9 @@ class Learned:
         self._quantile = quantile
         self._histories = {ALL: self._new()}
         self._turns: dict[tuple[str, int], _Turn] = {}
-        self._lock = threading.Lock()
+        # The collector may end a lease, and so call ``observe``, in the middle of any line here, in the
+        # very thread that holds the lock: what is observed then comes after.
+        self._lock = Turn()
 
     @property
     def needs_body(self) -> bool:
@@ -123,6 +127,9 @@ class Learned:
         if peak < 1 or first < 1:
             return
         share = min(self.clip[1], max(self.clip[0], peak / first))
+        self._lock.take(functools.partial(self._take_in, name, charged, first, share))
+
+    def _take_in(self, name: str, charged: Estimate, first: int, share: float) -> None:
         with self._lock:
             for history in {id(h): h for h in (self._own(name), self._histories[ALL])}.values():
                 if _SOLO in charged.parts:

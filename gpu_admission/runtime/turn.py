@@ -13,6 +13,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from gpu_admission.runtime.fork import in_child
+
 logger = logging.getLogger("gpu_admission")
 
 
@@ -23,9 +25,14 @@ class Turn:
     ``__exit__`` do.
     """
 
-    __slots__ = ("_catching_up", "depth", "late", "lock")
+    __slots__ = ("__weakref__", "_catching_up", "depth", "late", "lock")
 
     def __init__(self) -> None:
+        self._make()
+        in_child(self._make)
+
+    def _make(self) -> None:
+        """At first, and in a forked process: there the lock may be held by a thread that is not there."""
         self.lock = threading.RLock()
         self.depth = 0
         """Turns in turns. Under the lock, above 0 means: by this very thread."""

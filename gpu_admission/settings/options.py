@@ -96,6 +96,9 @@ class Options(TypedDict, total=False):
     """Factor on the capacity, of 1 or more, for peaks that rarely meet. Default: 1."""
     reserve: Size
     """Bytes of a measured device that are never given out. Default: 0."""
+    require_gpu: bool
+    """Admit nothing (503) where a capacity is to be measured and no GPU is found; without it, host memory
+    is metered then. With ``strict=True`` the start fails. Default: False."""
     strict: bool
     """Refuse to start where a capacity can't be measured, or a setting names a size that can never
     fit. Default: False."""

@@ -146,6 +146,7 @@ class Settings:
     placement: Placement = _setting(_placement, "most_free")
     overcommit: float = _setting(checks.factor, 1.0)
     reserve: int = _setting(checks.size, 0)
+    require_gpu: bool = _setting(checks.flag, False)
     strict: bool = _setting(checks.flag, False)
     classify: Callable[[BaseException], Literal["oom", "fault"] | None] | None = _setting(
         checks.optional(checks.function), None

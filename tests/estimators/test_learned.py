@@ -384,7 +384,9 @@ def test_torch_measures_what_was_allocated_since_the_start(monkeypatch: pytest.M
         memory_allocated=lambda device: 100,
         max_memory_allocated=lambda device: 150,
     )
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="12.8", hip=None))
+    )
     meter = TorchPeak(device=1)
     assert (meter.start(), meter.peak(), calls) == (100, 150, [1])
 
@@ -392,4 +394,11 @@ def test_torch_measures_what_was_allocated_since_the_start(monkeypatch: pytest.M
 def test_without_torch_its_meter_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(RuntimeError, match=r"gpu-admission\[torch\]"):
+        TorchPeak()
+
+
+def test_a_torch_for_the_cpu_measures_nothing_and_says_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    version = SimpleNamespace(cuda=None, hip=None)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=version))
+    with pytest.raises(RuntimeError, match="built for CUDA or ROCm: this one is not"):
         TorchPeak()
