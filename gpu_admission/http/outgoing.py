@@ -32,6 +32,7 @@ class Response:
     start: Message | None = None
     kept: list[Message] | None = None
     _trailers = False
+    _is_stalled = False
 
     def __init__(self, lease: Lease, body: Body, send: Send) -> None:
         self._lease = lease
@@ -63,12 +64,11 @@ class Response:
 
     def failed(self, error: Exception) -> None:
         """The app has raised ``error``: its lease ends, with the outcome that follows."""
-        lease, refusal = self._lease, self.refusal
-        if refusal is None:
-            lease.finish(error)
-            return
-        lease.outcome = ("client", refusal.reason)
-        lease.finish(None)
+        cause = "send_timeout" if self._is_stalled else self.refusal and self.refusal.reason
+        if cause:
+            # The client's own doing: it says nothing of the device.
+            self._lease.outcome = ("client", cause)
+        self._lease.finish(None if cause else error)
 
     async def send_past(self, message: Message) -> None:
         """Send what takes the place of the app's own response."""
@@ -93,8 +93,7 @@ class Response:
         try:
             await within(limit, self._send(message))
         except TimeoutError as error:
-            if self._lease.outcome[0] == "ok":
-                self._lease.outcome = ("client", "stalled")
+            self._is_stalled = True
             raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error
 
     async def _keep(self, message: Message) -> None:

@@ -18,6 +18,8 @@ from gpu_admission.types import Estimate, Scope
 from gpu_admission.workloads.choice import dialect as dialect_named
 
 _CACHED_LENGTH = 512
+DEFAULT_METHODS = ("POST", "PUT", "PATCH")
+"""What carries work. Where the setting says just this, so does every method that is not safe."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods that ask for no work (RFC 9110 9.2.1)."""
 
@@ -84,7 +86,7 @@ class Metering:
         *,
         routes: Iterable[str] | None = None,
         exclude: Iterable[str] = (),
-        methods: Iterable[str] | None = None,
+        methods: Iterable[str] = DEFAULT_METHODS,
         dialect: str | Dialect | Mapping[str, str | Dialect] | None = None,
     ) -> None:
         self._by_path: dict[str, Estimator] | None = None
@@ -98,8 +100,9 @@ class Metering:
             self._estimator = as_estimator(estimator)
         self._routes = None if routes is None else Patterns(routes, name="routes")
         self._exclude = Patterns(exclude, name="exclude")
-        self._methods = _SAFE if methods is None else frozenset(method_names(methods))
-        self._named = methods is not None
+        names = method_names(methods)
+        self._named = names != DEFAULT_METHODS
+        self._methods = frozenset(names) if self._named else _SAFE
         self._dialects = _dialects(dialect)
         self._dialect_paths = Patterns(self._dialects, name="dialect")
         self._cached = functools.lru_cache(maxsize=1024)(self._rule)
