@@ -7,17 +7,15 @@ time. What a body means is read in ``workloads``; what it costs in ``estimators`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import anyio
 
-from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.admission.lease import Lease, step_in, step_out
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
-from gpu_admission.runtime.within import within
+from gpu_admission.runtime.within import begin, rest
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive, Scope
 
@@ -33,17 +31,13 @@ LEAST_RATE = 4096
 """Bytes a second that an upload must reach beyond its first ``body_timeout`` seconds."""
 
 
-def body_of(admission: Admission, scope: Scope, receive: Receive, *, kept: int = 0) -> Body:
-    """The body of one request to ``admission``; ``kept``: bytes that are held of it elsewhere."""
-    settings = admission.settings
-    body = Body(
-        receive, admission.buffer, settings.max_body_bytes, settings.body_timeout, scope.get("client")
-    )
-    if kept:
-        body.keeps_besides(kept)
-    if admission.mode != "enforce":
-        body.is_free = True
-    return body
+class Limits(Protocol):
+    """The settings that bound an upload."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+    @property
+    def body_timeout(self) -> float: ...
 
 
 class Body:
@@ -73,19 +67,11 @@ class Body:
     _began = 0.0
     _repeats = False
 
-    def __init__(
-        self,
-        receive: Receive,
-        buffer: BufferedBytes,
-        limit: int,
-        timeout: float = math.inf,
-        client: Sequence[Any] | None = None,
-    ) -> None:
+    def __init__(self, receive: Receive, buffer: BufferedBytes, limits: Limits, scope: Scope) -> None:
         self._receive: Receive = receive
         self._buffer = buffer
-        self._limit = limit
-        self._timeout = timeout
-        self._client: str | None = client[0] if client else None
+        self._limits = limits
+        self._scope = scope
 
     async def __call__(self) -> Message:
         if self._messages:
@@ -97,8 +83,7 @@ class Body:
         lease = self.lease
         inside = None if lease is None else step_out(lease)
         try:
-            free = self.complete or self.is_free
-            message = await (self._receive() if free else self._in_time())
+            message = await self._receive() if self.complete else await self._in_time()
         finally:
             if lease is not None:
                 step_in(inside)
@@ -122,7 +107,7 @@ class Body:
             return
         self.size += len(message.get("body", b""))
         self.complete = not message.get("more_body", False)
-        if self.size > self._limit and not self.is_free:
+        if self.size > self._limits.max_body_bytes and not self.is_free:
             self.refusal = self._too_large()
             raise self.refusal
 
@@ -138,25 +123,28 @@ class Body:
 
     async def _in_time(self) -> Message:
         """The next message of an upload, which has to come within the limits of time."""
-        if self.is_free:
-            return await self._receive()
+        call = self._receive()
         try:
-            return await within(self._patience(), self._receive())
+            begun = begin(call)
+        except StopIteration as done:
+            here: Message = done.value
+            return here
+        try:
+            return await rest(call, begun, self._patience())
         except TimeoutError:
             self.refusal = BodyTimeout(
-                f"the body came too slowly: body_timeout={self._timeout:g} s without a byte, or in all "
-                f"with less than {format_bytes(LEAST_RATE)}/s"
+                f"the body came too slowly: body_timeout={self._limits.body_timeout:g} s without a byte, "
+                f"or in all with less than {format_bytes(LEAST_RATE)}/s"
             )
             raise self.refusal from None
 
     def _patience(self) -> float:
         """Seconds that the next message may take, so that neither it nor the whole takes too long."""
-        if not self._messages and not self.size:
-            return self._timeout
-        now = anyio.current_time()
+        if self.is_free:
+            return math.inf
+        longest, now = self._limits.body_timeout, anyio.current_time()
         self._began = self._began or now
-        whole = self._began + self._timeout + self.size / LEAST_RATE
-        return min(self._timeout, max(0.0, whole - now))
+        return min(longest, max(0.0, self._began + longest + self.size / LEAST_RATE - now))
 
     async def watch(self) -> None:
         """Return when the client has left (or its upload can't be held); never raises ``Exception``.
@@ -178,7 +166,7 @@ class Body:
                 # A client that has left is told behind all that it sent: without a further look its
                 # place in the queue would be a phantom's for as long as requests may wait.
                 await anyio.sleep(LOOK_SECONDS)
-                if not self._buffer.has_room(WATCHED_BYTES, self._client):
+                if not self._buffer.has_room(WATCHED_BYTES, self._client()):
                     continue
             self._keep(await ahead.call())
             self.count()
@@ -215,17 +203,21 @@ class Body:
         """Count what is held by now. Raises ``QueueFull``."""
         more = self.size + self._extra - self._counted
         if more:
-            self._buffer.take(more, self._client)
+            self._buffer.take(more, self._client())
             self._counted += more
 
     def keeps_besides(self, size: int) -> None:
         """Count ``size`` bytes more while the request waits."""
         self._extra += size
 
+    def _client(self) -> str | None:
+        client = self._scope.get("client")
+        return client[0] if client else None
+
     def hand_over(self) -> None:
         """It waits no more: what is buffered is the app's now, and not counted any longer."""
         if self._counted:
-            self._buffer.give(self._counted, self._client)
+            self._buffer.give(self._counted, self._client())
             self._counted = 0
             self._extra = 0
 
@@ -239,7 +231,7 @@ class Body:
         self._messages.append(message)
         if kind == "http.request" and not self.complete:
             size = len(message.get("body", b""))
-            if self.size + size > self._limit:
+            if self.size + size > self._limits.max_body_bytes:
                 raise self._too_large()
             self.size += size
             if len(self._messages) > MANY_MESSAGES:
@@ -247,6 +239,5 @@ class Body:
             self.complete = not message.get("more_body", False)
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(
-            "body_too_large", f"the body is larger than max_body_bytes={format_bytes(self._limit)}"
-        )
+        limit = format_bytes(self._limits.max_body_bytes)
+        return TooLarge("body_too_large", f"the body is larger than max_body_bytes={limit}")

@@ -13,7 +13,7 @@ from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.timing import timed
-from gpu_admission.runtime.within import within
+from gpu_admission.runtime.within import begin, rest
 from gpu_admission.types import Message, Send
 
 _LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
@@ -40,20 +40,19 @@ class Response:
         self._send = send
 
     async def __call__(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            if self.refusal is not None:
-                raise self.refusal  # the app would answer for a body that it was refused: see ``rescue``
+        kind = message["type"]
+        if kind == "http.response.start":
             self._begin(message)
         elif self.kept is None and ends(message, trailers=self._trailers):
             self.is_whole = self.start is not None
             inside = step_out(self._lease)
             try:
-                await self._deliver(message)
+                await self.send_past(message)
             finally:
                 step_in(inside)
             return
         if self.kept is None:
-            await self._deliver(message)
+            await self.send_past(message)
         else:
             await self._keep(message)
 
@@ -71,10 +70,22 @@ class Response:
         self._lease.finish(None if cause else error)
 
     async def send_past(self, message: Message) -> None:
-        """Send what takes the place of the app's own response."""
-        await self._deliver(message)
+        """Send it as it is; also what takes the place of the app's own response. Raises ``TimeoutError``."""
+        call = self._send(message)
+        try:
+            begun = begin(call)
+        except StopIteration:
+            return
+        limit = self._lease.admission.settings.send_timeout
+        try:
+            await rest(call, begun, limit)
+        except TimeoutError as error:
+            self._is_stalled = True
+            raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error
 
     def _begin(self, message: Message) -> None:
+        if self.refusal is not None:
+            raise self.refusal  # the app would answer for a body that it was refused: see ``rescue``
         self.start = message
         self._body.is_free = True
         if message.get("trailers"):
@@ -87,14 +98,6 @@ class Response:
             lease.outcome = ("client" if status < 500 else "error", f"HTTP {status}")
         if status == 500 and lease.admission.settings.oom_status is not None:
             self.kept = []
-
-    async def _deliver(self, message: Message) -> None:
-        limit = self._lease.admission.settings.send_timeout
-        try:
-            await within(limit, self._send(message))
-        except TimeoutError as error:
-            self._is_stalled = True
-            raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error
 
     async def _keep(self, message: Message) -> None:
         assert self.kept is not None
@@ -109,7 +112,7 @@ class Response:
         inside = step_out(self._lease)
         try:
             for message in kept:
-                await self._deliver(message)
+                await self.send_past(message)
         finally:
             step_in(inside)
 
@@ -130,6 +133,12 @@ def ends(message: Message, *, trailers: bool) -> bool:
     if message["type"] == "http.response.trailers":
         return not message.get("more_trailers", False)
     return message["type"] in _LAST and not trailers and not message.get("more_body", False)
+
+
+def is_shaped(intake: Intake) -> bool:
+    """Whether the settings add anything to a response."""
+    settings = intake.admission.settings
+    return settings.server_timing or settings.hold == "response" or intake.clamped_to is not None
 
 
 def shaped(intake: Intake, lease: Lease, send: Send) -> Send:

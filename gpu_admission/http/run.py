@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpu_admission.admission.lease import Lease, enter, leave
 from gpu_admission.http.body import Body
 from gpu_admission.http.intake import Intake
-from gpu_admission.http.outgoing import Response, shaped
+from gpu_admission.http.outgoing import Response, is_shaped, shaped
 from gpu_admission.http.rescue import rescue
 from gpu_admission.types import ASGIApp, Scope, Send
 
@@ -20,7 +20,7 @@ async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Se
     response = Response(lease, body, send)
     try:
         enter(lease, scope)
-        await app(scope, body, shaped(intake, lease, response))
+        await app(scope, body, shaped(intake, lease, response) if is_shaped(intake) else response)
         if not response.is_whole:
             await response.returned()
     except Exception as error:

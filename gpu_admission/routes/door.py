@@ -16,7 +16,6 @@ from gpu_admission.admission import Admission
 from gpu_admission.admission.lease import Lease, enter, leave
 from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.errors import AdmissionError, ClientLeft, Rejected
-from gpu_admission.http.body import body_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import end, run
@@ -133,9 +132,12 @@ class Door:
     def _intake(self, request: Request) -> Intake:
         rule = self._rule(request.scope)
         read = read_already(request, rule)
-        body = body_of(self.admission, request.scope, read.receive, kept=read.kept)
-        read_from(request, body)
-        return Intake(self.admission, rule, request.scope, body, info=read.info, read_size=read.size)
+        intake = Intake(
+            self.admission, rule, request.scope, read.receive, info=read.info, read_size=read.size
+        )
+        intake.body.keeps_besides(read.kept)
+        read_from(request, intake.body)
+        return intake
 
     def _rule(self, scope: Scope) -> Rule:
         label = self.name or getattr(scope.get("route"), "path", "*")

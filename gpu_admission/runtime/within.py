@@ -1,7 +1,7 @@
 """A limit on how long one call may take, at no cost while it takes no time.
 
-Owns that most calls of a server's ``receive`` and ``send`` end without waiting: only one that really
-waits gets a timer. What a limit means is said where it is used.
+Most calls of a server's ``receive`` and ``send`` end without waiting, and a timer would cost more than
+they do: only one that really waits gets one. What a limit means is said where it is used.
 """
 
 from __future__ import annotations
@@ -16,22 +16,37 @@ import anyio
 T = TypeVar("T")
 
 
-async def within(seconds: float, call: Awaitable[T]) -> T:
-    """What ``call`` returns. Raises ``TimeoutError`` after ``seconds``; then it is cancelled."""
-    if asyncio._get_running_loop() is None:
+def begin(call: Awaitable[Any]) -> Any:
+    """Run ``call`` up to where it first waits, and return what it waits for: for ``rest``.
+
+    Raises ``StopIteration`` with what it returns, where it does not wait. Returns ``None`` for what
+    can't be begun: a future, what a server wrote in another language, and all of trio's, where a limit
+    may only be set before a call has opened scopes of its own.
+    """
+    if type(call) is not types.CoroutineType or asyncio._get_running_loop() is None:
+        return None
+    return _Wait(call.send(None))
+
+
+async def rest(call: Awaitable[T], begun: Any, seconds: float) -> T:
+    """What ``call`` returns after ``begin``. Raises ``TimeoutError`` after ``seconds``, and cancels it."""
+    if begun is None:
         with anyio.fail_after(seconds):
             return await call
-    if type(call) is not types.CoroutineType:  # a future, or what a server wrote in another language
-        async with asyncio.timeout(seconds):
-            return await call
-    try:
-        waits_for = call.send(None)
-    except StopIteration as done:
-        result: T = done.value
-        return result
+    assert isinstance(call, types.CoroutineType)
     # Not a cancel scope of AnyIO's: the call may be inside of one by now, which has to be the outer one.
     async with asyncio.timeout(seconds):
-        return await _rest(call, waits_for)
+        result: T = await _rest(call, begun.waits_for)
+    return result
+
+
+class _Wait:
+    """What a call waits for: a bare ``yield`` waits for ``None``."""
+
+    __slots__ = ("waits_for",)
+
+    def __init__(self, waits_for: Any) -> None:
+        self.waits_for = waits_for
 
 
 @types.coroutine

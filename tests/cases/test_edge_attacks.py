@@ -517,7 +517,7 @@ def test_f1_a_plain_generator_gives_its_bytes_back_when_its_client_leaves() -> N
         messages: list[Message] = [{"type": "http.request", "body": b""}]
 
         async def receive() -> Message:
-            return messages.pop() if messages else await anyio.sleep_forever()  # type: ignore[func-returns-value]
+            return messages.pop() if messages else await anyio.sleep_forever()  # type: ignore[func-returns-value,return-value]
 
         async def send(message: Message) -> None:
             if message["type"] == "http.response.body":
