@@ -7,7 +7,9 @@ time. What a body means is read in ``workloads``; what it costs in ``estimators`
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections import deque
+from collections.abc import Awaitable
+from typing import Any, Protocol
 
 import anyio
 
@@ -53,15 +55,14 @@ class Body:
     disconnected: Message | None = None
     failure: Exception | None = None
     """What the server's ``receive`` raised while the client was watched."""
+    ahead: Ahead | None = None
+    """The server's ``receive``, once the client was watched."""
     refusal: Rejected | None = None
     """Why the app was not given the rest of it: the response is this refusal, if none has begun."""
     lease: Lease | None = None
     """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
     is_free = False
     """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
-    _backwards = False
-    """The messages have been turned round, so that the app takes each from the end of the list."""
-    _messages: list[Message] | tuple[Message, ...] = ()
     _extra = 0
     _counted = 0
     _began = 0.0
@@ -69,13 +70,14 @@ class Body:
 
     def __init__(self, receive: Receive, buffer: BufferedBytes, limits: Limits, scope: Scope) -> None:
         self._receive: Receive = receive
+        self._messages: deque[Message] = deque()
         self._buffer = buffer
         self._limits = limits
         self._scope = scope
 
     async def __call__(self) -> Message:
         if self._messages:
-            return self._replayed()
+            return self._messages.popleft()
         if self.disconnected is not None:
             return self.disconnected
         if self.refusal is not None and not self.is_free:
@@ -93,14 +95,6 @@ class Body:
             self._pass_on(message)
         return message
 
-    def _replayed(self) -> Message:
-        messages = self._messages
-        assert isinstance(messages, list)
-        if not self._backwards:
-            self._backwards = True
-            messages.reverse()
-        return messages.pop()
-
     def _pass_on(self, message: Message) -> None:
         """Count what the app reads by itself: the limit is the same. Raises ``TooLarge``."""
         if message["type"] != "http.request":
@@ -111,15 +105,32 @@ class Body:
             self.refusal = self._too_large()
             raise self.refusal
 
+    def read_here(self) -> Awaitable[None] | None:
+        """Read what has come by now; what is left to be awaited, where there is more. Raises ``Rejected``."""
+        call = self._receive()
+        try:
+            begun = begin(call)
+        except StopIteration as done:
+            self._keep(done.value)
+            # A body that came in one small piece is counted when it has to wait.
+            return None if self.complete and self.size <= WATCHED_BYTES else self.read()
+        return self._read_on(call, begun)
+
     async def read(self) -> None:
         """Read to the end of the body. Raises ``Rejected`` or ``ClientLeft``."""
+        self._check_kept()
         while not self.complete:
             self._keep(await self._in_time())
-            if self.disconnected is not None:
-                raise ClientLeft("the client left while its body was read")
-            if not self.is_whole or not self.complete or self.size > WATCHED_BYTES:
-                # One that came in one small piece is counted when it has to wait.
-                self.count()
+            self._check_kept()
+
+    async def _read_on(self, call: Awaitable[Message], begun: Any) -> None:
+        self._keep(await self._waited_for(call, begun))
+        await self.read()
+
+    def _check_kept(self) -> None:
+        self.count()
+        if self.disconnected is not None:
+            raise ClientLeft("the client left while its body was read")
 
     async def _in_time(self) -> Message:
         """The next message of an upload, which has to come within the limits of time."""
@@ -129,6 +140,9 @@ class Body:
         except StopIteration as done:
             here: Message = done.value
             return here
+        return await self._waited_for(call, begun)
+
+    async def _waited_for(self, call: Awaitable[Message], begun: Any) -> Message:
         try:
             return await rest(call, begun, self._patience())
         except TimeoutError:
@@ -153,10 +167,9 @@ class Body:
         """
         try:
             self.count()
-            ahead = self._receive
-            if not isinstance(ahead, Ahead):
-                self._receive = ahead = Ahead(ahead)
-            await self._look(ahead)
+            if self.ahead is None:
+                self._receive = self.ahead = Ahead(self._receive)
+            await self._look(self.ahead)
         except Exception as error:
             self.failure = error
 
@@ -180,8 +193,8 @@ class Body:
 
     def close(self) -> None:
         """The request is over: a ``receive`` that is still under way is given up."""
-        if isinstance(self._receive, Ahead):
-            self._receive.close()
+        if self.ahead is not None:
+            self.ahead.close()
 
     @property
     def is_whole(self) -> bool:
@@ -190,14 +203,14 @@ class Body:
 
     def content(self) -> bytes:
         """The whole body, as it came. One copy, none where it came in one piece."""
-        if self.is_whole:
+        if len(self._messages) == 1:
             body: bytes = self._messages[0].get("body", b"")
             return body
         return b"".join(message.get("body", b"") for message in self._messages)
 
     def replace(self, content: bytes) -> None:
         """Make ``content`` the whole body that the app gets."""
-        self._messages = [{"type": "http.request", "body": content, "more_body": False}]
+        self._messages = deque([{"type": "http.request", "body": content, "more_body": False}])
 
     def count(self) -> None:
         """Count what is held by now. Raises ``QueueFull``."""
@@ -226,8 +239,6 @@ class Body:
         if kind == "http.disconnect":
             self.disconnected = message
             return
-        if not isinstance(self._messages, list):
-            self._messages = []
         self._messages.append(message)
         if kind == "http.request" and not self.complete:
             size = len(message.get("body", b""))

@@ -157,11 +157,14 @@ class Intake:
 
         A failed estimator is logged, and charged ``fallback`` or all. Raises ``Rejected`` or ``ClientLeft``.
         """
-        body = self.body
+        body, info = self.body, self.info
         try:
             if (self.rule.needs_body or self.admission.pickers_read) and not self._is_read:
-                await body.read()
-                self._show(packed)
+                if not body.complete:
+                    more = body.read_here()
+                    if more is not None:
+                        await more
+                info.read_from(body.content if body.is_whole and not packed else self._copying(packed))
                 if may_clamp and not packed and self.admission.monitor.clamp is not None:
                     await self._clamp(self.admission.monitor.clamp)
             small = not packed and body.size <= SMALL_BYTES
@@ -174,21 +177,18 @@ class Intake:
         except Exception as error:
             return self._failed(error)
         finally:
-            if self._info is not None:
-                self._info.forget()
+            info.forget()
             if self._copies is not None:
                 self._copies.forget()
 
-    def _show(self, packed: Sequence[str]) -> None:
-        """Let ``info`` have the body that was read."""
-        body = self.body
-        if not packed and body.is_whole:
-            self.info.read_from(body.content)
-            return
-        # The source does not hold this object: that would be a cycle, and keep the body until a collection.
+    def _copying(self, packed: Sequence[str]) -> Callable[[], bytes]:
+        """What makes the body of ``info`` where that is a copy.
+
+        It does not hold this object: that would be a cycle, and keep the body until a collection.
+        """
         self._copies = copies = Copies(self.admission.buffer)
         limit = self.admission.settings.max_body_bytes
-        self.info.read_from(functools.partial(_copy, body, packed, limit, copies))
+        return functools.partial(_copy, self.body, packed, limit, copies)
 
     async def _decide(self, packed: Sequence[str]) -> Estimate | Awaitable[object]:
         """Ask the estimator and the pickers, here or, of a large body, in a thread: all in one turn.

@@ -7,6 +7,9 @@ the place of a failed one is in ``rescue``; refusals are rendered in ``respond``
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import Any
+
 from gpu_admission.admission.lease import Lease, step_in, step_out
 from gpu_admission.errors import Rejected
 from gpu_admission.http.body import Body
@@ -40,21 +43,26 @@ class Response:
         self._send = send
 
     async def __call__(self, message: Message) -> None:
-        kind = message["type"]
-        if kind == "http.response.start":
+        if message["type"] == "http.response.start":
             self._begin(message)
-        elif self.kept is None and ends(message, trailers=self._trailers):
+        if self.kept is not None:
+            await self._keep(message)
+            return
+        inside: Lease | None = None
+        is_last = message["type"] != "http.response.start" and ends(message, self._trailers)
+        if is_last:
             self.is_whole = self.start is not None
             inside = step_out(self._lease)
+        try:
+            call = self._send(message)
             try:
-                await self.send_past(message)
-            finally:
+                begun = begin(call)
+            except StopIteration:
+                return
+            await self._waited_for(call, begun)
+        finally:
+            if is_last:
                 step_in(inside)
-            return
-        if self.kept is None:
-            await self.send_past(message)
-        else:
-            await self._keep(message)
 
     @property
     def refusal(self) -> Rejected | None:
@@ -70,12 +78,15 @@ class Response:
         self._lease.finish(None if cause else error)
 
     async def send_past(self, message: Message) -> None:
-        """Send it as it is; also what takes the place of the app's own response. Raises ``TimeoutError``."""
+        """Send what takes the place of the app's own response. Raises ``TimeoutError``."""
         call = self._send(message)
         try:
             begun = begin(call)
         except StopIteration:
             return
+        await self._waited_for(call, begun)
+
+    async def _waited_for(self, call: Awaitable[None], begun: Any) -> None:
         limit = self._lease.admission.settings.send_timeout
         try:
             await rest(call, begun, limit)
@@ -84,8 +95,8 @@ class Response:
             raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error
 
     def _begin(self, message: Message) -> None:
-        if self.refusal is not None:
-            raise self.refusal  # the app would answer for a body that it was refused: see ``rescue``
+        if self._body.refusal is not None and self.start is None:
+            raise self._body.refusal  # the app would answer for a body that it was refused: see ``rescue``
         self.start = message
         self._body.is_free = True
         if message.get("trailers"):
@@ -128,7 +139,7 @@ class Response:
         await self.let_go()
 
 
-def ends(message: Message, *, trailers: bool) -> bool:
+def ends(message: Message, trailers: bool) -> bool:
     """Whether a response is whole with ``message``; ``trailers``: they were announced."""
     if message["type"] == "http.response.trailers":
         return not message.get("more_trailers", False)
@@ -162,7 +173,7 @@ def released_at_end(lease: Lease, send: Send) -> Send:
         if message["type"] == "http.response.start":
             trailers = bool(message.get("trailers"))
         await send(message)
-        if ends(message, trailers=trailers):
+        if ends(message, trailers):
             lease.release()
 
     return send_and_release

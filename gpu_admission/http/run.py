@@ -39,4 +39,5 @@ def end(lease: Lease, body: Body, scope: Scope) -> None:
     """End ``lease``, unless it has ended by an error before; nothing of the request is left behind."""
     lease.finish(None)
     leave(lease, scope)
-    body.close()
+    if body.ahead is not None:
+        body.close()

@@ -100,9 +100,8 @@ class Metering:
             self._estimator = as_estimator(estimator)
         self._routes = None if routes is None else Patterns(routes, name="routes")
         self._exclude = Patterns(exclude, name="exclude")
-        names = method_names(methods)
-        self._named = names != DEFAULT_METHODS
-        self._methods = frozenset(names) if self._named else _SAFE
+        self._methods = frozenset(method_names(methods))
+        self._takes_unknown = self._methods == frozenset(DEFAULT_METHODS)
         self._dialects = _dialects(dialect)
         self._dialect_paths = Patterns(self._dialects, name="dialect")
         self._cached = functools.lru_cache(maxsize=1024)(self._rule)
@@ -123,11 +122,17 @@ class Metering:
         ``root_path`` is the app's own, which it puts in place of the server's.
         """
         method = scope["method"]
-        # Some servers hand small letters on; and where an app does not look at the method, a made-up one
-        # would do its work unmetered.
-        if (method in self._methods or method.upper() in self._methods) is not self._named:
+        if method not in self._methods and not self._carries_work(method.upper()):
             return None
         return self._find(scope["path"], root_path or scope.get("root_path", ""))
+
+    def _carries_work(self, method: str) -> bool:
+        """Whether a method in capitals is metered.
+
+        Some servers hand small letters on; and where an app does not look at the method, a made-up one
+        would do its work unmetered.
+        """
+        return method in self._methods or (self._takes_unknown and method not in _SAFE)
 
     def default(self, scope: Scope, route: str, estimator: Estimator | None) -> Rule:
         """The rule of a ``route`` metered by name: by ``estimator``, or else the admission's own."""
