@@ -17,7 +17,7 @@ from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.admission.lease import Lease, step_in, step_out
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
-from gpu_admission.runtime.within import begin, rest
+from gpu_admission.runtime.within import NOT_BEGUN, can_begin, rest
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive, Scope
 
@@ -85,7 +85,13 @@ class Body:
         lease = self.lease
         inside = None if lease is None else step_out(lease)
         try:
-            message = await self._receive() if self.complete else await self._in_time()
+            call, waits_for = self._receive(), NOT_BEGUN
+            try:
+                if can_begin(call):
+                    waits_for = call.send(None)
+                message = await self._waited_for(call, waits_for)
+            except StopIteration as done:
+                message = done.value
         finally:
             if lease is not None:
                 step_in(inside)
@@ -107,14 +113,15 @@ class Body:
 
     def read_here(self) -> Awaitable[None] | None:
         """Read what has come by now; what is left to be awaited, where there is more. Raises ``Rejected``."""
-        call = self._receive()
-        try:
-            begun = begin(call)
-        except StopIteration as done:
-            self._keep(done.value)
-            # A body that came in one small piece is counted when it has to wait.
-            return None if self.complete and self.size <= WATCHED_BYTES else self.read()
-        return self._read_on(call, begun)
+        call, waits_for = self._receive(), NOT_BEGUN
+        if can_begin(call):
+            try:
+                waits_for = call.send(None)
+            except StopIteration as done:
+                self._keep(done.value)
+                # A body that came in one small piece is counted when it has to wait.
+                return None if self.complete and self.size <= WATCHED_BYTES else self.read()
+        return self._read_on(call, waits_for)
 
     async def read(self) -> None:
         """Read to the end of the body. Raises ``Rejected`` or ``ClientLeft``."""
@@ -123,8 +130,8 @@ class Body:
             self._keep(await self._in_time())
             self._check_kept()
 
-    async def _read_on(self, call: Awaitable[Message], begun: Any) -> None:
-        self._keep(await self._waited_for(call, begun))
+    async def _read_on(self, call: Awaitable[Message], waits_for: Any) -> None:
+        self._keep(await self._waited_for(call, waits_for))
         await self.read()
 
     def _check_kept(self) -> None:
@@ -134,17 +141,18 @@ class Body:
 
     async def _in_time(self) -> Message:
         """The next message of an upload, which has to come within the limits of time."""
-        call = self._receive()
-        try:
-            begun = begin(call)
-        except StopIteration as done:
-            here: Message = done.value
-            return here
-        return await self._waited_for(call, begun)
+        call, waits_for = self._receive(), NOT_BEGUN
+        if can_begin(call):
+            try:
+                waits_for = call.send(None)
+            except StopIteration as done:
+                here: Message = done.value
+                return here
+        return await self._waited_for(call, waits_for)
 
-    async def _waited_for(self, call: Awaitable[Message], begun: Any) -> Message:
+    async def _waited_for(self, call: Awaitable[Message], waits_for: Any) -> Message:
         try:
-            return await rest(call, begun, self._patience())
+            return await rest(call, waits_for, self._patience())
         except TimeoutError:
             self.refusal = BodyTimeout(
                 f"the body came too slowly: body_timeout={self._limits.body_timeout:g} s without a byte, "
@@ -154,7 +162,7 @@ class Body:
 
     def _patience(self) -> float:
         """Seconds that the next message may take, so that neither it nor the whole takes too long."""
-        if self.is_free:
+        if self.is_free or self.complete:
             return math.inf
         longest, now = self._limits.body_timeout, anyio.current_time()
         self._began = self._began or now

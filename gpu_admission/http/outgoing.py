@@ -16,7 +16,7 @@ from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.timing import timed
-from gpu_admission.runtime.within import begin, rest
+from gpu_admission.runtime.within import NOT_BEGUN, can_begin, rest
 from gpu_admission.types import Message, Send
 
 _LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
@@ -54,12 +54,13 @@ class Response:
             self.is_whole = self.start is not None
             inside = step_out(self._lease)
         try:
-            call = self._send(message)
-            try:
-                begun = begin(call)
-            except StopIteration:
-                return
-            await self._waited_for(call, begun)
+            call, waits_for = self._send(message), NOT_BEGUN
+            if can_begin(call):
+                try:
+                    waits_for = call.send(None)
+                except StopIteration:
+                    return
+            await self._waited_for(call, waits_for)
         finally:
             if is_last:
                 step_in(inside)
@@ -79,17 +80,12 @@ class Response:
 
     async def send_past(self, message: Message) -> None:
         """Send what takes the place of the app's own response. Raises ``TimeoutError``."""
-        call = self._send(message)
-        try:
-            begun = begin(call)
-        except StopIteration:
-            return
-        await self._waited_for(call, begun)
+        await self._waited_for(self._send(message), NOT_BEGUN)
 
-    async def _waited_for(self, call: Awaitable[None], begun: Any) -> None:
+    async def _waited_for(self, call: Awaitable[None], waits_for: Any) -> None:
         limit = self._lease.admission.settings.send_timeout
         try:
-            await rest(call, begun, limit)
+            await rest(call, waits_for, limit)
         except TimeoutError as error:
             self._is_stalled = True
             raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error

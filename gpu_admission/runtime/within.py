@@ -7,50 +7,47 @@ they do: only one that really waits gets one. What a limit means is said where i
 from __future__ import annotations
 
 import asyncio
+import math
 import types
 from collections.abc import Awaitable, Generator
-from typing import Any, TypeVar
+from types import CoroutineType
+from typing import Any, TypeGuard, TypeVar
 
 import anyio
 
 T = TypeVar("T")
+asyncio_loop = asyncio._get_running_loop
+
+NOT_BEGUN: Any = object()
 
 
-def begin(call: Awaitable[Any]) -> Any:
-    """Run ``call`` up to where it first waits, and return what it waits for: for ``rest``.
+def can_begin(call: Awaitable[Any]) -> TypeGuard[CoroutineType[Any, Any, Any]]:
+    """Whether ``call.send(None)`` may run it up to where it first waits, for ``rest`` to go on.
 
-    Raises ``StopIteration`` with what it returns, where it does not wait. Returns ``None`` for what
-    can't be begun: a future, what a server wrote in another language, and all of trio's, where a limit
-    may only be set before a call has opened scopes of its own.
+    It then returns what it waits for, or raises ``StopIteration`` with the result. Not a future, nor what
+    a server wrote in another language, nor any of trio's, where a limit may only be set before a call
+    has opened scopes of its own.
     """
-    if type(call) is not types.CoroutineType or asyncio._get_running_loop() is None:
-        return None
-    return _Wait(call.send(None))
+    return type(call) is CoroutineType and asyncio_loop() is not None
 
 
-async def rest(call: Awaitable[T], begun: Any, seconds: float) -> T:
-    """What ``call`` returns after ``begin``. Raises ``TimeoutError`` after ``seconds``, and cancels it."""
-    if begun is None:
+async def rest(call: Awaitable[T], waits_for: Any, seconds: float) -> T:
+    """What ``call`` returns, that was begun and waits for ``waits_for``, or is ``NOT_BEGUN``.
+
+    Raises ``TimeoutError`` after ``seconds``, and cancels it.
+    """
+    if waits_for is NOT_BEGUN:
         with anyio.fail_after(seconds):
             return await call
-    assert isinstance(call, types.CoroutineType)
+    assert isinstance(call, CoroutineType)
     # Not a cancel scope of AnyIO's: the call may be inside of one by now, which has to be the outer one.
-    async with asyncio.timeout(seconds):
-        result: T = await _rest(call, begun.waits_for)
+    async with asyncio.timeout(None if seconds == math.inf else seconds):
+        result: T = await _rest(call, waits_for)
     return result
 
 
-class _Wait:
-    """What a call waits for: a bare ``yield`` waits for ``None``."""
-
-    __slots__ = ("waits_for",)
-
-    def __init__(self, waits_for: Any) -> None:
-        self.waits_for = waits_for
-
-
 @types.coroutine
-def _rest(call: types.CoroutineType[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
+def _rest(call: CoroutineType[Any, Any, T], waits_for: Any) -> Generator[Any, Any, T]:
     """The rest of ``call``, which waits for ``waits_for``: ``yield from``, begun one step later."""
     try:
         while True:
