@@ -1,7 +1,8 @@
 """ASGI middleware that lets GPU work in only when its bytes fit."""
 
 from gpu_admission.admission import Admission
-from gpu_admission.admission.lease import Lease, current_lease
+from gpu_admission.admission.context import current_lease
+from gpu_admission.admission.lease import Lease
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.errors import (
     AdmissionError,

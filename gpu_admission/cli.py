@@ -14,6 +14,11 @@ from importlib import import_module
 from typing import Final
 
 COMMANDS: Final = {
+    "plan": (
+        "gpu_admission.planning.plan_command",
+        "what a model leaves of a card, and which wait to expect",
+    ),
+    "calibrate": ("gpu_admission.planning.calibrate_command", "measure what requests take, and fit it"),
     "replay": ("gpu_admission.planning.replay_command", "compare ways to let recorded requests in"),
     "demo": ("gpu_admission.demo.command", "replay real traffic with and without a budget of bytes"),
 }
@@ -37,9 +42,24 @@ def _parser() -> argparse.ArgumentParser:
         epilog="\n".join(["commands:", *lines, "", "gpu-admission COMMAND --help tells its options"]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version, and exit")
     parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the command")
     return parser
+
+
+class _Version(argparse.Action):
+    """Looks the version up when it is asked for, and not at each start."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = version("gpu-admission")
+        except PackageNotFoundError:
+            found = "of a source tree that is not installed"
+        print(f"gpu-admission {found}")
+        parser.exit()
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class GPUAdmission:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         admission = self.admission
         rule = admission.metering.rule(scope, self._root_path) if scope["type"] == "http" else None
-        if rule is None or admission.mode == "off" or admission.held() is not None:
+        if rule is None or admission.mode == "off" or admission.entrance.held() is not None:
             if scope["type"] == "lifespan":
                 send = started_with(admission, send)
             await self.app(scope, receive, send)

@@ -75,6 +75,8 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     total: int | None = None
     usable: int | None = None
     """What may be planned with, where that is less than ``total`` (half of a WDDM card)."""
+    allowance: int | None = None
+    """Most that this process may use, where it has a limit of its own (CUDA MPS)."""
     used: int | None = None
     """By everyone on the device."""
     free: int | None = None
@@ -127,13 +129,32 @@ class Outcome(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a guard answers where a number of bytes is not all that it has to say."""
+
+    bytes: int | None = None
+    """Bytes that may be held; 0 closes the device, ``None`` leaves the capacity as it is."""
+    reason: str = ""
+    """Why, in one sentence."""
+    restart_only: bool = False
+    """Closed for good: refusals carry no ``Retry-After``, and readiness fails."""
+    retry_at: float | None = None
+    """When it next changes by itself, on the clock of ``now``."""
+    trials: int | None = None
+    """How many leases may run on the device at once while it is tried out; ``None``: no limit."""
+    clamp: float | None = None
+    """Factor on new tokens, for those who set ``clamp_new_tokens``."""
+    action: Callable[[], object] | None = None
+    """Something slow to call once, in a thread of its own."""
+
+
 @runtime_checkable
 class Guard(Protocol):
     """Lowers the ceiling of one device's budget. It must not block: see ``ceiling``.
 
     Called after each reading; and at once after an outcome that ran out of memory or failed
     the device, and after every one while it has ``trials``. Each device has a copy of its
-    own. What else it may have, such as ``restart_only``, is told in ``gpu_admission.guards``.
+    own. One that reads the device is a ``DeviceGuard``.
     """
 
     name: str
@@ -142,8 +163,8 @@ class Guard(Protocol):
 
     def ceiling(
         self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-    ) -> int | None:
-        """Bytes that may be held (0 closes), or ``None`` for no opinion.
+    ) -> int | Limit | None:
+        """Bytes that may be held (0 closes), a ``Limit`` that says more, or ``None`` for no opinion.
 
         ``readings`` are this device's latest, oldest first; ``outcomes`` those since the
         last call (of more than 1024 the last). It is called while nobody may start: what is

@@ -9,8 +9,10 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_admission import Admission
-from gpu_admission.types import DeviceReading, Outcome
+from gpu_admission.testing import look
+from gpu_admission.types import DeviceReading, Limit, Outcome
+
+__all__ = ["Card", "HandClock", "Opinion", "look"]
 
 
 class HandClock:
@@ -76,27 +78,25 @@ class Opinion:
         self.shown: list[Outcome] = []
         self.error: Exception | None = None
         self.asked = 0
-        for attribute, value in attributes.items():
-            setattr(self, attribute, value)
+        for attribute in ("name", "begin"):
+            if attribute in attributes:
+                setattr(self, attribute, attributes.pop(attribute))
+        self.more = attributes
 
     def ceiling(
         self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-    ) -> int | None:
+    ) -> int | Limit | None:
         self.asked += 1
         self.shown += outcomes
         if self.error is not None:
             raise self.error
         limit: int | None = self.limit
-        return limit
+        if not self.more:
+            return limit
+        said = Limit(bytes=limit, reason=self.reason, **self.more)
+        self.more.pop("action", None)
+        return said
 
     def __deepcopy__(self, memo: object) -> Opinion:
         """The test keeps its hold on it."""
         return self
-
-
-def look(admission: Admission, times: int = 1) -> None:
-    """Let ``admission`` look at its devices."""
-    readings = admission.monitor.readings
-    assert readings is not None
-    for _ in range(times):
-        readings.step()

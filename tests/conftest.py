@@ -28,7 +28,6 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> HandClock:
     """Devices are looked at when the test says so, and time stands still in between."""
     clock = HandClock()
-    monkeypatch.setattr("gpu_admission.admission.controller._monotonic", clock)
-    monkeypatch.setattr("gpu_admission.guards.monitor._monotonic", clock)
+    monkeypatch.setattr("gpu_admission.runtime.clock.monotonic", clock)
     monkeypatch.setattr(Readings, "start", lambda self: None)
     return clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -52,3 +53,29 @@ def test_help_loads_no_heavy_library() -> None:
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"gpu-admission \d+\.\d+.*\n", capsys.readouterr().out)
+
+
+def test_the_package_is_run_as_the_command_is() -> None:
+    child = subprocess.run(
+        [sys.executable, "-m", "gpu_admission", "replay", "/nope.csv"], capture_output=True, text=True
+    )
+    assert child.returncode == 2
+    assert "gpu-admission replay: [Errno 2] No such file or directory: '/nope.csv'" in child.stderr
+
+
+@pytest.mark.parametrize("command", [["demo"], ["plan", "--model", "x"], ["calibrate", "a:b"]])
+def test_a_file_that_can_not_be_written_is_refused_before_the_run(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = "--out" if command[0] == "calibrate" else "--html"
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, option, "/nope/x.html"])
+    assert ended.value.code == 2
+    assert f"{option}: there is no folder /nope" in capsys.readouterr().err

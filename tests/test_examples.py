@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import io
+import signal
 from pathlib import Path
 from typing import Any
 
+import anyio
 import httpx
 import pytest
+from PIL import Image
 
-from examples import any_asgi, fastapi_routes, minimal, streaming
+from examples import any_asgi, drain, fastapi_routes, image_batches, minimal, streaming
 
 pytestmark = pytest.mark.anyio
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
@@ -67,3 +72,46 @@ async def test_any_asgi_charges_by_route() -> None:
     assert image.json()["held_bytes"] == 512 * 512 * 4096
     assert vector.json()["held_bytes"] == 300 * 2**20
     assert other.json() == {"received": 5, "held_bytes": 0}
+
+
+def photo(shade: int) -> dict[str, bytes]:
+    file = io.BytesIO()
+    Image.new("RGB", (80, 60), (shade, 255 - shade, 128)).save(file, "PNG")
+    return {"upload": file.getvalue()}
+
+
+async def test_image_batches_answers_each_upload_with_its_own_class_and_charges_it_once() -> None:
+    alone = [
+        image_batches.classify_all([image_batches.decode(photo(shade)["upload"])])[0] for shade in range(12)
+    ]
+    answers: list[Any] = [None] * 12
+    before = image_batches.admission.snapshot().counts.get("admitted", 0)
+
+    async def post(place: int) -> None:
+        answer = await http.post("/classify", files=photo(place))
+        answers[place] = answer.json()["class"]
+
+    async with client(image_batches.app) as http:
+        async with anyio.create_task_group() as tasks:
+            for place in range(12):
+                tasks.start_soon(post, place)
+        broken = await http.post("/classify", files={"upload": b"not an image"})
+        empty = await http.post("/classify")
+    assert answers == alone
+    assert (broken.status_code, empty.status_code) == (400, 422)
+    state = image_batches.admission.snapshot()
+    assert (state.in_use, state.counts["admitted"] - before) == (0, 14), (
+        "one lease a request, none for a batch"
+    )
+
+
+async def test_drain_streams_and_puts_the_signal_back() -> None:
+    importlib.reload(drain)  # what has drained serves no more
+    before = signal.getsignal(signal.SIGTERM)
+    async with client(drain.app) as http, drain.lifespan(drain.app):
+        answer = await http.post("/stream", json={"max_tokens": 2})
+        assert answer.text.split() == ["token-0", "token-1"]
+        assert (await http.get("/health/ready")).json()["ready"]
+        assert signal.getsignal(signal.SIGTERM) is not before
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert drain.admission.snapshot().draining

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import random
 
-from gpu_admission.budget.ledger import Ledger
+from gpu_admission.admission.locked import LockedLedger
+from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import QueueFull, QueueTimeout, Rejected, TooLarge, Unavailable
 from gpu_admission.guards.verdict import Verdict
+from gpu_admission.runtime import clock
 from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
 
@@ -33,21 +35,34 @@ def retry_after(forecast: float | None, otherwise: float) -> int:
 class Refusals:
     """Refusals of one admission."""
 
-    def __init__(self, settings: Settings, ledger: Ledger) -> None:
+    def __init__(self, settings: Settings, locked: LockedLedger) -> None:
         self._settings = settings
-        self._ledger = ledger
+        self._locked = locked
+
+    def why_not(self, ticket: Ticket, closed: Verdict | None, trying: Verdict | None) -> Rejected:
+        """Why the ledger has refused ``ticket``, where guards say ``closed``, or ``trying``."""
+        with self._locked as ledger:
+            if ledger.closed:
+                return self.draining()
+            if closed is not None:
+                return self.closed(closed)
+            if ticket.bytes > ledger.largest(ticket.lane):
+                return self.too_large(ticket.bytes, ticket.lane)
+            if trying is not None:
+                return self.closed(trying)
+            return self.queue_full(ticket.lane, of_flow=not ledger.is_full(ticket.lane))
 
     def draining(self) -> Rejected:
         return Unavailable("draining", "the server is shutting down: drain() was called")
 
-    def closed(self, verdict: Verdict, now: float) -> Rejected:
+    def closed(self, verdict: Verdict) -> Rejected:
         rejected = Unavailable(
             "gpu_unavailable",
             f"guard {verdict.guard!r} lets nothing start: {verdict.reason}",
             restart_only=verdict.restart_only,
         )
         if verdict.retry_at is not None and rejected.retryable:
-            rejected.retry_after = retry_after(verdict.retry_at - now, 0.0)
+            rejected.retry_after = retry_after(verdict.retry_at - clock.monotonic(), 0.0)
         return rejected
 
     def out_of_memory(self, status: int) -> Rejected:
@@ -56,9 +71,10 @@ class Refusals:
         return rejected
 
     def too_large(self, needed: int, lane: int) -> Rejected:
-        largest = self._ledger.largest(lane)
+        ledger = self._locked.ledger
+        largest = ledger.largest(lane)
         name = self._settings.lanes[lane].name
-        capacity = max(account.capacity for account in self._ledger.accounts)
+        capacity = max(account.capacity for account in ledger.accounts)
         which = "capacity" if largest == capacity else f"lane {name!r}: limit"
         return TooLarge(
             "too_large",
@@ -68,13 +84,14 @@ class Refusals:
         )
 
     def queue_full(self, lane: int, *, of_flow: bool = False) -> Rejected:
-        state = self._ledger.lanes[lane]
+        ledger = self._locked.ledger
+        state = ledger.lanes[lane]
         if not state.max_waiting:
             return QueueFull("queue_full", "it does not fit now, and max_waiting=0 lets nobody wait")
         if of_flow:
-            most = self._ledger.max_waiting_per_flow
+            most = ledger.max_waiting_per_flow
             return QueueFull("queue_full", f"max_waiting_per_flow={most} requests of this flow wait already")
-        where = f" in lane {state.lane.name!r}" if len(self._ledger.lanes) > 1 else ""
+        where = f" in lane {state.lane.name!r}" if len(ledger.lanes) > 1 else ""
         return QueueFull("queue_full", f"max_waiting={state.max_waiting} requests wait already{where}")
 
     def timed_out(self, needed: int, longest: float, setting: str) -> Rejected:
@@ -104,9 +121,7 @@ class Refusals:
             needed=needed,
         )
 
-    def complete(
-        self, rejected: Rejected, needed: int | None, now: float, lowered: Verdict | None = None
-    ) -> None:
+    def complete(self, rejected: Rejected, needed: int | None, lowered: Verdict | None = None) -> None:
         """Fill in what the refusal was raised without: sizes, the queue, and when to come back.
 
         ``lowered`` is named beside the setting where it made the wait longer.
@@ -114,11 +129,12 @@ class Refusals:
         if lowered is not None and lowered.ceiling and rejected.status == 429:
             room = format_bytes(lowered.ceiling)
             rejected.detail += f"; guard {lowered.guard!r} lets {room} be held now: {lowered.reason}"
-        ledger = self._ledger
-        forecast = ledger.forecast(rejected.needed or needed or ledger.usual, now)
+        with self._locked as ledger:
+            forecast = ledger.forecast(rejected.needed or needed or ledger.usual, self._locked.now())
+            capacity, waiting = max(account.capacity for account in ledger.accounts), ledger.waiting
         rejected.complete(
             needed=needed,
-            capacity=max(account.capacity for account in ledger.accounts),
-            waiting=ledger.waiting,
+            capacity=capacity,
+            waiting=waiting,
             retry_after=retry_after(forecast, self._settings.timeout / 2),
         )

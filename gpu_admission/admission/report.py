@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from gpu_admission.admission.shadow import would_have
+from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Snapshot
-
-if TYPE_CHECKING:
-    from gpu_admission.settings import Settings
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,8 @@
-"""The summary of shadow mode: once a minute in which requests came, what would have happened to them.
+"""Shadow mode: leases that are always given, what would have happened to them, and its summary.
 
-An observer; it decides nothing. The first request of a minute starts the clock, so that an
-idle service logs nothing and a few requests by hand are summed up too.
+Owns that nothing is refused or delayed. What would have been is the ledger's word. The first
+request of a minute starts the summary's clock, so that an idle service logs nothing and a few
+requests by hand are summed up too.
 """
 
 from __future__ import annotations
@@ -10,15 +11,79 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from gpu_admission.admission.events import Events
+from gpu_admission.admission.lease import Issuer, Lease
+from gpu_admission.admission.locked import LockedLedger
+from gpu_admission.admission.refusals import Refusals
+from gpu_admission.admission.waiting import Waiting
+from gpu_admission.budget.ticket import GRANTED, WAITING, Ticket
+from gpu_admission.guards.monitor import Monitor
+from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
-from gpu_admission.types import Event
-
-if TYPE_CHECKING:
-    from gpu_admission.admission import Admission
+from gpu_admission.types import Estimate, Event, Snapshot
 
 logger = logging.getLogger("gpu_admission")
+
+
+class Shadow:
+    """Gives a lease to everyone, and counts what would have been refused or delayed."""
+
+    def __init__(
+        self,
+        issuer: Issuer,
+        locked: LockedLedger,
+        monitor: Monitor,
+        events: Events,
+        refusals: Refusals,
+        waiting: Waiting,
+    ) -> None:
+        self._issuer = issuer
+        self._locked = locked
+        self._monitor = monitor
+        self._events = events
+        self._refusals = refusals
+        self._waiting = waiting
+
+    def lease(self, ticket: Ticket, estimate: Estimate, route: str) -> Lease:
+        """The lease on ``ticket``, which is held whether it fits or not."""
+        locked = self._locked
+        with locked:
+            locked.ask(ticket)
+            would = "" if ticket.state is GRANTED else self._would(ticket)
+            if ticket.state is not GRANTED:
+                locked.release(ticket)
+                locked.force(ticket)
+        self._events.counts["admitted"] += 1
+        if would:
+            self._events.counts[f"shadow_{would}"] += 1
+        lease = Lease(self._issuer, ticket, estimate, route)
+        if self._events.observers:
+            self._events.of("shadow", lease, reason=would)
+        return lease
+
+    def _would(self, ticket: Ticket) -> str:
+        """What a request that did not start at once would have come to: ``waited``, or a reason."""
+        monitor = self._monitor
+        if not monitor.is_measured:
+            return ""
+        if ticket.state is not WAITING or monitor.closed is not None:
+            return self._refusals.why_not(ticket, monitor.closed, monitor.trying).reason
+        with self._locked as ledger:
+            forecast = ledger.forecast_of(ticket, self._locked.now())
+        longest, _ = self._waiting.patience(ticket.lane, None, None)
+        return "queue_timeout" if longest == 0 or (forecast or 0.0) > longest else "waited"
+
+
+class _Watched(Protocol):
+    """What the summary asks of an admission."""
+
+    settings: Settings
+
+    @property
+    def in_use(self) -> int: ...
+    def snapshot(self) -> Snapshot: ...
 
 
 def would_have(counts: Counter[str]) -> str:
@@ -42,7 +107,7 @@ class ShadowSummary:
         self._peak = 0
         self._running = False
 
-    def watch(self, admission: Admission) -> None:
+    def watch(self, admission: _Watched) -> None:
         self._admission = admission
 
     def __call__(self, event: Event) -> None:

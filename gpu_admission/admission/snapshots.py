@@ -2,55 +2,84 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import heapq
+from collections.abc import Mapping
+from typing import Any
 
+from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.budget.ledger import Ledger
-from gpu_admission.types import DeviceSnapshot, LaneSnapshot, Snapshot
-
-if TYPE_CHECKING:
-    from gpu_admission.admission import Admission
+from gpu_admission.guards.monitor import Monitor
+from gpu_admission.types import DeviceSnapshot, LaneSnapshot, Snapshot, Waiting
 
 
-def snapshot_of(admission: Admission, ledger: Ledger, now: float) -> Snapshot:
-    """The snapshot of ``admission``; the caller holds its lock."""
-    lowered = admission.monitor.closed() or admission.monitor.lowered()
-    succeeded = admission.succeeded_at
-    return Snapshot(
-        capacity=ledger.capacity,
-        in_use=ledger.in_use,
-        available=ledger.available,
-        running=ledger.running,
-        waiting=ledger.waiting,
-        waiting_bytes=ledger.waiting_bytes,
-        buffered_bytes=admission.buffer.held + admission.buffer.unpacking,
-        peak=ledger.peak,
-        ceiling=sum(account.limit for account in ledger.accounts),
-        closed_by="drain" if ledger.closed else lowered.guard if lowered else None,
-        draining=ledger.closed,
-        mode=admission.mode,
-        forecast=ledger.forecast(ledger.usual, now),
-        lanes=tuple(_lanes(ledger)),
-        devices=tuple(_device(admission, ledger, index, now) for index in range(len(ledger.accounts))),
-        counts=dict(admission.counts),
-        last_success=None if succeeded is None else now - succeeded,
-    )
+def snapshot_of(
+    locked: LockedLedger,
+    monitor: Monitor,
+    *,
+    mode: str,
+    counts: Mapping[str, int],
+    buffered: int,
+    succeeded_at: float | None,
+) -> Snapshot:
+    """The snapshot of what ``locked`` and ``monitor`` say now; the rest as given."""
+    with locked as ledger:
+        now = locked.now()
+        lowered = monitor.closed or monitor.lowered()
+        return Snapshot(
+            capacity=ledger.capacity,
+            in_use=ledger.in_use,
+            available=ledger.available,
+            running=ledger.running,
+            waiting=ledger.waiting,
+            waiting_bytes=ledger.waiting_bytes,
+            buffered_bytes=buffered,
+            peak=ledger.peak,
+            ceiling=sum(account.limit for account in ledger.accounts),
+            closed_by="drain" if ledger.closed else lowered.guard if lowered else None,
+            draining=ledger.closed,
+            mode=mode,
+            forecast=ledger.forecast(ledger.usual, now),
+            lanes=_lanes(ledger),
+            devices=tuple(_device(ledger, monitor, index, now) for index in range(len(ledger.accounts))),
+            counts=dict(counts),
+            last_success=None if succeeded_at is None else now - succeeded_at,
+        )
 
 
-def _lanes(ledger: Ledger) -> list[LaneSnapshot]:
-    return [
+def queue_of(locked: LockedLedger, most: int) -> tuple[Waiting, ...]:
+    """The first ``most`` of those who wait, by priority of their lane, then by arrival."""
+    with locked as ledger:
+        now = locked.now()
+        line: Any = (
+            (-lane.lane.priority, ticket.arrived, ticket)
+            for lane in ledger.lanes
+            for ticket in lane.tickets()
+        )
+        ahead = -ledger.available
+        waiting = []
+        for _, arrived, ticket in heapq.nsmallest(most, line, key=lambda entry: entry[:2]):
+            ahead += ticket.bytes
+            forecast = ledger.drain.seconds(max(ahead, ticket.bytes))
+            name = ledger.lanes[ticket.lane].lane.name
+            waiting.append(Waiting(name, ticket.bytes, now - arrived, forecast))
+        return tuple(waiting)
+
+
+def _lanes(ledger: Ledger) -> tuple[LaneSnapshot, ...]:
+    return tuple(
         LaneSnapshot(
             s.lane.name, s.in_use, s.waiting, s.waiting_bytes, s.guaranteed, min(s.limit, ledger.capacity)
         )
         for s in ledger.lanes
-    ]
+    )
 
 
-def _device(admission: Admission, ledger: Ledger, index: int, now: float) -> DeviceSnapshot:
+def _device(ledger: Ledger, monitor: Monitor, index: int, now: float) -> DeviceSnapshot:
     account = ledger.accounts[index]
-    verdict = admission.monitor.verdict(index)
-    reading, age = admission.monitor.reading(index, now)
+    verdict = monitor.verdict(index)
+    reading, age = monitor.reading(index, now)
     return DeviceSnapshot(
-        name=admission.device_names[index],
+        name=monitor.names[index],
         capacity=account.capacity,
         in_use=account.in_use,
         ceiling=account.ceiling,

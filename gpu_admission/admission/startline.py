@@ -9,24 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpu_admission.budget.lanes import Lane
+from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
-
-if TYPE_CHECKING:
-    from gpu_admission.admission import Admission
-    from gpu_admission.settings import Settings
 
 _ALWAYS = ("mode", "estimator", "timeout", "max_waiting", "max_body_bytes", "routes", "methods")
 _SIZES = ("max_body_bytes", "max_buffered_bytes", "fallback", "reserve")
 
 
-def start_line(admission: Admission) -> str:
-    """``admission``'s budget, its main settings, and every other one that is not at its default."""
-    settings = admission.settings
+def start_line(settings: Settings, capacity: int, devices: Sequence[str]) -> str:
+    """The ``capacity`` on ``devices``, the main settings, and all others that are not at their default."""
     shown = [f"{name}={_word(name, getattr(settings, name))}" for name in _shown(settings)]
-    return f"gpu_admission {settings.name!r} starts: capacity={_capacity(admission)} {' '.join(shown)}"
+    return f"gpu_admission {settings.name!r} starts: capacity={_on(capacity, devices)} {' '.join(shown)}"
 
 
 def _shown(settings: Settings) -> list[str]:
@@ -39,10 +35,9 @@ def _checked(default: Any) -> Any:
     return tuple(default) if isinstance(default, (tuple, list)) else default
 
 
-def _capacity(admission: Admission) -> str:
-    names = admission.device_names
-    each = f"{len(names)} devices ({', '.join(names)})" if len(names) > 1 else names[0]
-    return f"{format_bytes(admission.snapshot().capacity)} on {each}"
+def _on(capacity: int, devices: Sequence[str]) -> str:
+    each = f"{len(devices)} devices ({', '.join(devices)})" if len(devices) > 1 else devices[0]
+    return f"{format_bytes(capacity)} on {each}"
 
 
 def _word(name: str, value: Any) -> str:

@@ -7,13 +7,11 @@ somebody waits: bytes that come back to an idle budget say nothing about how fas
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gpu_admission.budget.lanes import LaneState
-    from gpu_admission.budget.ledger import Ledger
+from typing import TypeAlias
 
 _MEMORY = 30.0
+Rate: TypeAlias = tuple[float, float, float | None]
+"""What a ``DrainRate`` remembers, to be written down."""
 
 
 class DrainRate:
@@ -43,30 +41,33 @@ class DrainRate:
         """Bytes a second; ``None`` until two leases have ended while others waited."""
         return self._bytes / self._busy if self._busy > 0 and self._bytes > 0 else None
 
+    def dump(self) -> Rate:
+        """All that ``load`` needs to go on from here."""
+        return self._bytes, self._busy, self._last
+
+    def load(self, state: Rate) -> None:
+        self._bytes, self._busy, self._last = state
+
     def seconds(self, size: int) -> float | None:
         """Seconds until ``size`` bytes have come back."""
         rate = self.rate
         return None if rate is None else size / rate
 
 
-def seconds_to_start(ledger: Ledger, lane: LaneState, size: int, ahead: int, now: float) -> float | None:
-    """When ``size`` bytes will start in ``lane``, behind ``ahead`` bytes that wait there.
+def seconds_in_line(size: int, ahead: int, drain: DrainRate, outflow: DrainRate) -> float | None:
+    """When ``size`` bytes will start behind ``ahead`` bytes that wait.
 
-    Those ahead leave the line as fast as it has got shorter lately, and then ``size`` bytes
-    have to come back. One that is small passes them all: it needs room, and that the head
-    may still be passed.
+    Those ahead leave the line as fast as it has got shorter lately (``outflow``), and then
+    ``size`` bytes have to come back (``drain``).
     """
-    drain, head = ledger.drain, lane.head
-    may_run = ledger.running < ledger.max_running
-    room = ledger.available if may_run else 0
-    missing = size - room
-    if missing <= 0 and not ledger.waiting:
-        return 0.0
-    if head is None or not ahead:
-        return drain.seconds(missing if missing > 0 else size)
-    if may_run and ledger.max_bypass and size <= ledger._sizes.beside(head.bytes):
-        held_back = ledger._is_due(head, now)
-        return drain.seconds(max(0, head.bytes - room) + size if held_back else max(0, missing))
-    line = lane.outflow.seconds(ahead)
-    own = drain.seconds(size)
+    line, own = outflow.seconds(ahead), drain.seconds(size)
     return drain.seconds(ahead + size) if line is None or own is None else line + own
+
+
+def seconds_to_pass(size: int, room: int, head: int, drain: DrainRate, *, held_back: bool) -> float | None:
+    """When ``size`` bytes will start that are small enough to pass a head of ``head`` bytes.
+
+    They need room in the ``room`` that is free; where the head is overdue (``held_back``),
+    they start after it.
+    """
+    return drain.seconds(max(0, head - room) + size if held_back else max(0, size - room))

@@ -7,11 +7,12 @@ pass it, is decided in the ledger.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from gpu_admission.budget.forecast import DrainRate
+from gpu_admission.budget.forecast import DrainRate, Rate
 from gpu_admission.budget.queue import SizedQueue
 from gpu_admission.budget.ticket import Ticket
 
@@ -56,6 +57,26 @@ class Lane(msgspec.Struct, frozen=True):
 def _check_number(lane: str, field: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"lane {lane!r}: {field} must be a number, not {type(value).__name__}")
+
+
+class FlowDump(msgspec.Struct, array_like=True, frozen=True):
+    """One flow, written down; ``queue`` are places in a list of tickets."""
+
+    key: bytes | None
+    charged: float
+    entry: int
+    queue: list[int]
+
+
+class LaneDump(msgspec.Struct, array_like=True, frozen=True):
+    """One lane, written down, without what its settings and its tickets say already."""
+
+    clock: float
+    pushed: int
+    hold: float
+    outflow: Rate
+    head: int | None
+    flows: list[FlowDump]
 
 
 class Flow:
@@ -204,6 +225,37 @@ class LaneState:
         for entry in looked:
             heapq.heappush(self._order, entry)
         return found
+
+    def dump(self, place: Callable[[Ticket], int]) -> LaneDump:
+        """All that ``load`` needs to go on from here; ``place`` numbers the tickets."""
+        flows = [
+            FlowDump(key, flow.charged, flow.entry, [place(ticket) for ticket in flow.queue])
+            for key, flow in self._flows.items()
+        ]
+        head = None if self.head is None else place(self.head)
+        return LaneDump(self._clock, self._pushed, self.hold, self.outflow.dump(), head, flows)
+
+    def load(self, state: LaneDump, tickets: Sequence[Ticket]) -> None:
+        """Become what was dumped. Outdated entries of the order are not in it: none was ever looked at."""
+        self._clock, self._pushed, self.hold = state.clock, state.pushed, state.hold
+        self.outflow.load(state.outflow)
+        self.head = None if state.head is None else tickets[state.head]
+        for dump in state.flows:
+            flow = self._flows[dump.key] = Flow(dump.charged)
+            flow.entry = dump.entry
+            for place in dump.queue:
+                flow.queue.append(tickets[place])
+                self.waiting += 1
+                self.waiting_bytes += tickets[place].bytes
+            if dump.queue:
+                self._order.append((flow.charged, flow.entry, dump.key))
+        heapq.heapify(self._order)
+
+    def resume(self, ticket: Ticket) -> None:
+        """``ticket`` holds its bytes here already: count it, and charge its flow nothing again."""
+        self.in_use += ticket.bytes
+        if ticket.flow is not None:
+            self._flows[ticket.flow].running += 1
 
     def _flow(self, key: Any) -> Flow:
         flow = self._flows.get(key)

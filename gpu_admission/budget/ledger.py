@@ -4,19 +4,7 @@ Every method takes ``now``, changes the state, runs the one deciding function an
 the tickets that were granted; the caller wakes them. So a planner can replay a trace
 through this very code. Rendering, waiting and measuring must not be put here.
 
-The rules, in the order in which ``_next`` applies them:
-
-1. The head of a lane starts when its bytes fit. Heads that are *due* (passed
-   ``max_bypass`` times, or at the head for ``max_bypass_wait`` seconds) come first, then
-   those inside their lane's guarantee, then by priority, then by arrival.
-2. A head that does not fit holds back every head that comes after it, except one inside
-   its own lane's guarantee. A due head holds back those too, unless it will fit beside
-   all guarantees.
-3. In the gap that it leaves, *small* requests may start (see ``SmallSizes``), while their
-   own lane's head is not due. While a head that is due, or inside its lane's guarantee,
-   does not fit, only small ones inside their own lane's guarantee may.
-4. A head that its own lane's limit keeps waiting holds back no other lane, and one that
-   is above every ceiling holds back nobody: room that is made for it would lie idle.
+The rules of who is next are in ``order``.
 """
 
 from __future__ import annotations
@@ -25,40 +13,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from gpu_admission.budget.forecast import DrainRate, seconds_to_start
+from gpu_admission.budget.account import Account
+from gpu_admission.budget.forecast import DrainRate, seconds_in_line, seconds_to_pass
 from gpu_admission.budget.lanes import Lane, LaneState
+from gpu_admission.budget.order import Order, count_passed
 from gpu_admission.budget.placement import Placement, most_free
 from gpu_admission.budget.small import SmallSizes
 from gpu_admission.budget.ticket import ENDED, GRANTED, REFUSED, WAITING, Ticket
 
 _NOBODY: tuple[Ticket, ...] = ()
 _NO_LIMIT = 1 << 63
-
-
-class Account:
-    """One device's bytes."""
-
-    __slots__ = ("capacity", "ceiling", "in_use", "limit", "max_running", "running")
-
-    def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.ceiling: int | None = None
-        self.limit = capacity
-        """What may be held now: the smaller of capacity and ceiling."""
-        self.in_use = 0
-        self.running = 0
-        self.max_running: float = math.inf
-        """Leases that may run on it at once; a breaker that tries it out sets a small one."""
-
-    @property
-    def free(self) -> int:
-        """Bytes that may start here now; below 0 when nothing may."""
-        return self.limit - self.in_use if self.running < self.max_running else -1
-
-    def allow(self, capacity: int, ceiling: int | None) -> None:
-        self.capacity = capacity
-        self.ceiling = ceiling
-        self.limit = capacity if ceiling is None else max(0, min(capacity, ceiling))
 
 
 class Ledger:
@@ -84,8 +48,6 @@ class Ledger:
         self.lanes = [LaneState(lane, max_waiting) for lane in lanes]
         self.max_waiting_per_flow = max_waiting_per_flow
         self.max_running: float = math.inf if max_running is None else max_running
-        self.max_bypass = max_bypass
-        self.max_bypass_wait = max_bypass_wait
         self.placement = placement
         self.closed = False
         """Nobody starts or waits any more."""
@@ -95,8 +57,9 @@ class Ledger:
         self.peak = 0
         self.grants = 0
         self.drain = DrainRate()
-        self._sizes = SmallSizes() if small is None else small
-        self._note = self._sizes.note
+        self.sizes = SmallSizes() if small is None else small
+        self.order = Order(self.sizes, max_bypass=max_bypass, max_bypass_wait=max_bypass_wait)
+        self._note = self.sizes.note
         self._share_out()
 
     # what is asked of it
@@ -186,11 +149,33 @@ class Ledger:
         self.max_running = 0
         return self.refuse_all(now)
 
+    def reopen(self, max_running: int | None, now: float) -> Sequence[Ticket]:
+        """Undo ``close``."""
+        self.closed = False
+        return self.run_at_most(max_running, now)
+
     def refuse_all(self, now: float) -> Sequence[Ticket]:
         """Send all who wait away; returns them."""
         refused = self._all_waiting()
         self._refuse(refused, now)
         return refused
+
+    def refuse(self, tickets: Sequence[Ticket], now: float) -> Sequence[Ticket]:
+        """Send those of ``tickets`` that wait away. Returns them, and those that were granted by it."""
+        refused = [ticket for ticket in tickets if ticket.state is WAITING]
+        self._refuse(refused, now)
+        return [*refused, *self._dispatch(now)]
+
+    def resume(self, tickets: Sequence[Ticket]) -> None:
+        """``tickets`` hold their bytes already: count them, as when a ledger is made again."""
+        for ticket in tickets:
+            account = self.accounts[ticket.device]
+            account.in_use += ticket.bytes
+            account.running += 1
+            self.lanes[ticket.lane].resume(ticket)
+            self.running += 1
+            self.in_use += ticket.bytes
+        self._share_out()
 
     def run_at_most(self, max_running: int | None, now: float) -> Sequence[Ticket]:
         if not self.closed:
@@ -224,23 +209,37 @@ class Ledger:
     @property
     def usual(self) -> int:
         """The median of the sizes asked lately; 0 while nothing was."""
-        return self._sizes.median
+        return self.sizes.median
 
     @property
     def asked(self) -> Sequence[int]:
         """Sizes asked lately, oldest first."""
-        return self._sizes.asked
+        return self.sizes.asked
 
     def forecast(self, size: int, now: float, *, lane: int = 0, flow: Any = None) -> float | None:
         """Seconds that ``size`` bytes would wait if they came now; ``None`` while nothing has drained."""
         state = self.lanes[lane]
-        return seconds_to_start(self, state, size, state.ahead_of(flow), now)
+        return self._forecast(state, size, state.ahead_of(flow), now)
 
     def forecast_of(self, ticket: Ticket, now: float) -> float | None:
         """The same for one that waits and was the last to join its lane."""
         state = self.lanes[ticket.lane]
         ahead = state.ahead_of(ticket.flow) - ticket.bytes
-        return seconds_to_start(self, state, ticket.bytes, max(0, ahead), now)
+        return self._forecast(state, ticket.bytes, max(0, ahead), now)
+
+    def _forecast(self, lane: LaneState, size: int, ahead: int, now: float) -> float | None:
+        may_run = self.running < self.max_running
+        room = self.available if may_run else 0
+        if size <= room and not self.waiting:
+            return 0.0
+        head = lane.head
+        if head is None or not ahead:
+            return self.drain.seconds(size - room if size > room else size)
+        if may_run and self.order.may_pass(size, head):
+            return seconds_to_pass(
+                size, room, head.bytes, self.drain, held_back=self.order.is_overdue(head, now)
+            )
+        return seconds_in_line(size, ahead, self.drain, lane.outflow)
 
     # the changes
 
@@ -317,11 +316,12 @@ class Ledger:
     def _dispatch(self, now: float) -> Sequence[Ticket]:
         granted: list[Ticket] = []
         while self.waiting and self.running < self.max_running:
-            ticket = self._next(now)
+            room = self.accounts[0].free if len(self.accounts) == 1 else max(a.free for a in self.accounts)
+            ticket = self.order.next(self.lanes, room=room, most=self._most, promised=self._promised, now=now)
             device = None if ticket is None else self._place(ticket.bytes)
             if ticket is None or device is None:
                 break
-            self._count_passed(ticket)
+            count_passed(ticket, self.lanes, self._most)
             self._grant(ticket, device, now)
             if ticket.flow is None:
                 self.lanes[ticket.lane].charge_unnamed(ticket)
@@ -346,72 +346,3 @@ class Ledger:
             if free > most and account.running < account.max_running:
                 most, index = free, number
         return index
-
-    def _next(self, now: float) -> Ticket | None:
-        accounts = self.accounts
-        room = accounts[0].free if len(accounts) == 1 else max(account.free for account in accounts)
-        order = self._lanes_in_turn(now)
-        first: Ticket | None = None
-        claimed = False
-        for lane in order:
-            head = lane.head
-            assert head is not None
-            if head.bytes > self._most or lane.in_use + head.bytes > lane.limit:
-                continue
-            inside = self._is_guaranteed(lane, head)
-            if head.bytes <= room and (first is None or inside):
-                return head
-            due = self._is_due(head, now)
-            if due and head.bytes > self._most - (self._promised - lane.guaranteed):
-                return None
-            first = first or head
-            claimed = claimed or due or inside
-        return self._small_one(order, room, first, claimed, now)
-
-    def _lanes_in_turn(self, now: float) -> list[LaneState]:
-        if len(self.lanes) == 1:
-            return self.lanes
-        waiting = [lane for lane in self.lanes if lane.head is not None]
-        waiting.sort(key=lambda lane: self._turn(lane, now))
-        return waiting
-
-    def _turn(self, lane: LaneState, now: float) -> tuple[bool, float, bool, int, float]:
-        head = lane.head
-        assert head is not None
-        overdue = head.passed >= max(1, self.max_bypass) or now - head.head_since >= self.max_bypass_wait
-        since = head.head_since if overdue else 0.0
-        return (not overdue, since, not self._is_guaranteed(lane, head), -lane.lane.priority, head.arrived)
-
-    def _is_guaranteed(self, lane: LaneState, head: Ticket) -> bool:
-        return lane.in_use + head.bytes <= lane.guaranteed
-
-    def _is_due(self, head: Ticket, now: float) -> bool:
-        return head.passed >= self.max_bypass or now - head.head_since >= self.max_bypass_wait
-
-    def _small_one(
-        self, order: Sequence[LaneState], room: int, first: Ticket | None, claimed: bool, now: float
-    ) -> Ticket | None:
-        self._sizes.look()
-        for lane in order:
-            head = lane.head
-            assert head is not None
-            holds_nobody = head.bytes > self._most
-            if not holds_nobody and self._is_due(head, now):
-                continue
-            gap = lane.guaranteed if claimed else lane.limit
-            size = min(room, gap - lane.in_use)
-            if first is not None or not holds_nobody:
-                size = min(size, self._sizes.beside((first or head).bytes))
-            ticket = lane.small(size)
-            if ticket is not None:
-                return ticket
-        return None
-
-    def _count_passed(self, ticket: Ticket) -> None:
-        """Not counted: other lanes' starts while a head waits for its own lane's limit."""
-        for index, lane in enumerate(self.lanes):
-            head = lane.head
-            if head is None or head is ticket or head.arrived > ticket.arrived or head.bytes > self._most:
-                continue
-            if index == ticket.lane or lane.in_use + head.bytes <= lane.limit:
-                head.passed += 1

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 _ASKED = 127
 _LOOKS = 16
+Sizes: TypeAlias = tuple[list[int], int, int]
+"""What ``SmallSizes`` remembers, to be written down."""
 
 
 class SmallSizes:
@@ -42,6 +45,15 @@ class SmallSizes:
     def beside(self, head: int) -> int:
         """Bytes of the largest request that may pass a head of ``head`` bytes."""
         return max(self.common, int(head * self._part))
+
+    def dump(self) -> Sizes:
+        """All that ``load`` needs to go on from here."""
+        return list(self._asked), self._looks, self.common
+
+    def load(self, state: Sizes) -> None:
+        asked, self._looks, self.common = state
+        self._asked.clear()  # not a new one: ``note`` is bound to it
+        self._asked.extend(asked)
 
     @property
     def asked(self) -> Sequence[int]:

@@ -37,6 +37,12 @@ class Ticket:
     charged = 0.0
     """Byte-seconds that its flow was charged in advance."""
     slot = -1
+    owner = ""
+    """The process that asked, where several share a ledger."""
+    number = 0
+    """Tells it from all others of its owner."""
+    started = False
+    """Its work has begun: whatever becomes of its process's membership, the bytes are in use."""
     waiter: Any = None
     """Whatever the caller needs to wake it; the ledger never looks."""
 

@@ -1,14 +1,15 @@
 """What a request takes, measured: alone and in company, on a server without a wall.
 
-Owns the measuring and its sums. Bytes that every request adds go into the estimator; what
-a pass needs once, however many are in it, is kept out of the capacity instead.
+Owns the measuring of the demo's own server; the sums are those of ``gpu-admission calibrate``. Bytes
+that every request adds go into the estimator; what a pass needs once, however many are in it, is
+kept out of the capacity instead.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import httpx
 import msgspec
@@ -18,20 +19,14 @@ from gpu_admission.demo.protect import DIALECT, Bytes, Slots
 from gpu_admission.demo.server import EngineName
 from gpu_admission.demo.trace import PATH, Ask
 from gpu_admission.estimators import Linear
+from gpu_admission.planning.calibrate import Costs as Found
+from gpu_admission.planning.calibrate import Measured, of_alone, of_batch
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Workload
 
 TERMS = ("prompt_tokens", "new_tokens")
 SHAPES = (Ask(8, 8), Ask(8, 32), Ask(64, 8), Ask(160, 8))
 COMPANY = 16
-
-
-class Measured(msgspec.Struct, frozen=True):
-    """Most bytes in use while ``count`` requests like ``ask`` ran at once."""
-
-    ask: Ask
-    count: int
-    peak: int
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -54,24 +49,26 @@ class Costs(msgspec.Struct, frozen=True):
         return Slots(max(1, (room - self.shared) // max(map(self.of, asks))))
 
 
-async def calibrate(http: httpx.AsyncClient, engine: EngineName) -> Costs:
-    """Measure ``SHAPES`` on a server that is idle otherwise, and fit. Raises ``RuntimeError``."""
-    alone = [await _measure(http, ask, 1) for ask in SHAPES]
+async def calibrate(
+    http: httpx.AsyncClient, engine: EngineName, said: Callable[[str], None] = lambda text: None
+) -> Costs:
+    """Measure ``SHAPES`` on a server that is idle otherwise, and fit. Raises ``RuntimeError``.
+
+    ``said`` hears of each measurement before it is made.
+    """
+    alone = [await _measure(http, ask, 1, said) for ask in SHAPES]
     if engine == "threads":
-        return of_threads(alone)
-    return of_batch(alone, [await _measure(http, ask, COMPANY) for ask in SHAPES])
+        return _costs(of_alone(alone, TERMS))
+    return _costs(of_batch(alone, [await _measure(http, ask, COMPANY, said) for ask in SHAPES], TERMS))
 
 
-def of_threads(alone: Sequence[Measured]) -> Costs:
-    """Threads share nothing, and all may be at their peak at once: one alone shows what one takes."""
-    return _costs([(one.ask, one.peak) for one in alone], alone)
+def _costs(found: Found) -> Costs:
+    return Costs(found.linear.coefficients, found.linear.constant, found.shared)
 
 
-def of_batch(alone: Sequence[Measured], together: Sequence[Measured]) -> Costs:
-    """One more in a batch adds less than one alone takes: its cache, and its rows in a pass."""
-    pairs = zip(alone, together, strict=True)
-    added = [(one.ask, (many.peak - one.peak) // (many.count - one.count)) for one, many in pairs]
-    return _costs(added, [*alone, *together])
+def features(ask: Ask) -> Mapping[str, int]:
+    """What the budget will count with."""
+    return {term: getattr(workload(ask), term) for term in TERMS}
 
 
 def workload(ask: Ask) -> Workload:
@@ -80,22 +77,12 @@ def workload(ask: Ask) -> Workload:
     return DIALECT.read(RequestInfo(scope, msgspec.json.encode(ask.body)))
 
 
-def _costs(rows: Sequence[tuple[Ask, int]], measured: Sequence[Measured]) -> Costs:
-    """The nearest linear cost that no row exceeds; ``shared`` is the most that is left beside it."""
-    features = [
-        ({term: getattr(workload(ask), term) for term in TERMS}, max(0, added)) for ask, added in rows
-    ]
-    linear = Linear.fit(features, TERMS, never_below=True)
-    one = Costs(linear.coefficients, linear.constant, 0)
-    shared = max(0, *(m.peak - m.count * one.of(m.ask) for m in measured))
-    return msgspec.structs.replace(one, shared=shared)
-
-
-async def _measure(http: httpx.AsyncClient, ask: Ask, count: int) -> Measured:
+async def _measure(http: httpx.AsyncClient, ask: Ask, count: int, said: Callable[[str], None]) -> Measured:
+    said(f"measuring {count} at once of {ask.prompt_tokens} + {ask.new_tokens} tokens")
     began = time.monotonic()
     deadline = began + 60
     answers = await asyncio.gather(*(send(http, ask, deadline) for _ in range(count)))
     if wrong := [answer for answer in answers if answer.outcome != "ok"]:
         raise RuntimeError(f"calibration failed: {wrong[0].outcome} {wrong[0].detail}")
     seen = await usage(http, since=began)
-    return Measured(ask, count, max(used for _, used in seen.samples))
+    return Measured(features(ask), count, max(used for _, used in seen.samples))

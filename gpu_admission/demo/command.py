@@ -8,11 +8,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpu_admission.sizes import parse_bytes
+from gpu_admission.planning.options import count, new_file, size
+from gpu_admission.planning.terminal import Stages, Terminal
 
 if TYPE_CHECKING:
     from gpu_admission.demo.load import Answer
@@ -31,6 +33,20 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     if missing := [name for name in NEEDS if find_spec(name) is None]:
         return _failed(f"needs {', '.join(missing)}: pip install 'gpu-admission[demo]'")
+    try:
+        with Stages(Terminal(sys.stderr)) as stages:
+            # Said before torch and the web client are loaded: those take seconds of their own.
+            stages.say(f"up to {options.seconds} s; --seconds sets another limit")
+            report = _run(options, stages)
+    except (OSError, ValueError, RuntimeError) as error:
+        return _failed(str(error))
+    except KeyboardInterrupt:
+        return 130
+    _show(report, options.html)
+    return 0
+
+
+def _run(options: argparse.Namespace, stages: Stages) -> Report:
     from gpu_admission.demo.rounds import Plan, run
     from gpu_admission.demo.server import ServerError
 
@@ -42,38 +58,21 @@ def main(arguments: Sequence[str]) -> int:
         seconds=options.seconds,
     )
     try:
-        report = run(plan, _say, _watch)
-    except (ServerError, ValueError, RuntimeError) as error:
-        return _failed(str(error))
-    except KeyboardInterrupt:
-        return 130
-    _show(report, options.html)
-    return 0
+        return run(plan, stages.say, partial(_watch, stages))
+    except ServerError as error:
+        raise RuntimeError(str(error)) from error
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-admission demo", description=_DESCRIPTION)
     add = parser.add_argument
-    add("--clients", type=_count, default=48, help="that send at once (default %(default)s)")
-    add("--requests", type=_count, default=160, help="of the trace to replay (default %(default)s)")
+    add("--clients", type=count, default=48, help="that send at once (default %(default)s)")
+    add("--requests", type=count, default=160, help="of the trace to replay (default %(default)s)")
     add("--engine", choices=("batch", "threads"), default="batch", help="batch all, or a thread for each")
-    add("--wall", type=_size, default="36MiB", help="room beside the weights (default %(default)s)")
-    add("--seconds", type=_count, default=165, help="for everything together (default %(default)s)")
-    add("--html", type=Path, metavar="FILE", help="write the report there too")
+    add("--wall", type=size, default="36MiB", help="room beside the weights (default %(default)s)")
+    add("--seconds", type=count, default=165, help="for everything together (default %(default)s)")
+    add("--html", type=new_file, metavar="FILE", help="write the report there too")
     return parser
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**6:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 1000000, not {text!r}")
-    return int(text)
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_bytes(text, name="--wall")
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _say(line: str) -> None:
@@ -85,29 +84,24 @@ def _failed(why: str) -> int:
     return 1
 
 
-def _watch(label: str, requests: int) -> Callable[[Answer], None]:
-    """A line that is rewritten on a terminal; elsewhere one line for each tenth."""
-    answered = lost = 0
-    terminal = sys.stderr.isatty()
-    step = 1 if terminal else max(1, requests // 10)
+def _watch(stages: Stages, label: str, requests: int) -> Callable[[Answer], None]:
+    """Counts the answers of a round, and those that ran out of memory."""
+    step = stages.watch(label, requests)
+    lost = 0
 
     def progress(answer: Answer) -> None:
-        nonlocal answered, lost
-        answered += 1
+        nonlocal lost
         lost += answer.outcome == "out_of_memory"
-        if answered % step == 0 or answered == requests:
-            line = f"{label}: {answered}/{requests} answered, {lost} out of memory"
-            end = "\n" if answered == requests or not terminal else ""
-            print(f"\r{line}" if terminal else line, end=end, file=sys.stderr, flush=True)
+        step(f"answered, {lost} out of memory")
 
     return progress
 
 
 def _show(report: Report, html: Path | None) -> None:
     from gpu_admission.demo.page import page
-    from gpu_admission.demo.report import text
+    from gpu_admission.demo.report import show
 
-    print(text(report))
+    show(report, Terminal())
     if html is not None:
         html.write_text(page(report), encoding="utf-8")
         _say(f"written: {html}")

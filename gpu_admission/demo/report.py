@@ -6,12 +6,12 @@ Every sentence of the verdict is chosen by the figures alone, whoever they favou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain
 
 import msgspec
 
 from gpu_admission.demo.figures import Figures, Trial
 from gpu_admission.demo.trace import NEW_SCALE, PROMPT_SCALE, SOURCE
+from gpu_admission.planning.terminal import Table, Terminal
 from gpu_admission.sizes import format_bytes
 
 EQUAL = 1.1
@@ -76,11 +76,18 @@ def cells(row: Figures) -> tuple[str, ...]:
     )
 
 
-def text(report: Report) -> str:
-    """The whole report for a terminal."""
-    return "\n".join(
-        chain(setting(report), [""], _table(report.rows), [""], _plot(report.trials), [""], verdict(report))
-    )
+def show(report: Report, out: Terminal) -> None:
+    """The whole report, on a terminal or in plain lines."""
+    for line in setting(report):
+        out.line(line)
+    out.line()
+    out.table(Table(HEADINGS, [cells(row) for row in report.rows]))
+    out.line()
+    for line in _plot(report.trials):
+        out.line(line, style="red" if set(line) <= set(" x|") else "")
+    out.line()
+    for line in verdict(report):
+        out.line(line)
 
 
 def setting(report: Report) -> Iterator[str]:
@@ -140,14 +147,6 @@ def _compared(ours: Figures, other: Figures) -> str:
         f"{ours.label} answered {ratio:.2f} x the requests of {other.label} for each second of the server's "
         f"CPU{equal}, at {ours.mean:.0%} against {other.mean:.0%} mean use of the wall."
     )
-
-
-def _table(rows: Sequence[Figures]) -> Iterator[str]:
-    lines = [HEADINGS, *map(cells, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        label, *numbers = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
-        yield "  ".join([line[0].ljust(len(label)), *numbers]).rstrip()
 
 
 def _plot(trials: Sequence[Trial]) -> Iterator[str]:

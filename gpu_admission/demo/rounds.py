@@ -61,8 +61,8 @@ def run(plan: Plan, say: Say, watch: Watch) -> Report:
     """
     deadline = time.monotonic() + plan.seconds
     asks = load_trace(plan.requests)
-    say("measuring what requests take ...")
-    ready, costs = _measured(plan)
+    say("measuring what requests take: the server loads and warms up ...")
+    ready, costs = _measured(plan, say)
     if costs.shared + costs.of(Ask(1, 1)) > plan.room:
         raise ValueError(
             f"--wall {format_bytes(plan.room)} is too small: a pass alone takes {format_bytes(costs.shared)}"
@@ -77,16 +77,17 @@ def run(plan: Plan, say: Say, watch: Watch) -> Report:
     trials: list[Trial] = []
     for label, protection in protections:
         seconds = _share(deadline, len(protections) - len(trials))
-        trials.append(_round(plan, label, protection, asks, seconds, watch(label, len(asks))))
+        say(f"{label}: a new server loads and warms up ...")
+        trials.append(_round(plan, label, protection, asks, seconds, watch))
         # The trace's requests grow longer: where time ran out, the next one gets the same ones.
         asks = asks[: len(trials[-1].run.answers)]
     return _report(plan, ready, trials)
 
 
-def _measured(plan: Plan) -> tuple[Ready, Costs]:
+def _measured(plan: Plan, say: Say) -> tuple[Ready, Costs]:
     async def measure(port: int) -> Costs:
         async with connect(port, COMPANY) as http:
-            return await calibrate(http, plan.engine)
+            return await calibrate(http, plan.engine, say)
 
     with ServerProcess(plan.settings(Unprotected())) as ready:
         costs = asyncio.run(measure(ready.port))
@@ -99,9 +100,10 @@ def _round(
     protection: Protection,
     asks: Sequence[Ask],
     seconds: float,
-    progress: Callable[[Answer], None],
+    watch: Watch,
 ) -> Trial:
     async def load(port: int) -> Run:
+        progress = watch(label, len(asks))
         async with connect(port, plan.clients) as http:
             return await replay(http, asks, clients=plan.clients, seconds=seconds, progress=progress)
 

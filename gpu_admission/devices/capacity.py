@@ -13,12 +13,16 @@ leases would subtract it twice. Reading a device and acting on a ceiling are not
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import DeviceReading
+
+CONFIRMED_BY = 2
+"""Readings in a row that must agree before more may be held; fewer bytes count at once."""
 
 
 class Baseline(msgspec.Struct, frozen=True):
@@ -98,9 +102,18 @@ def room(reading: DeviceReading, baseline: Baseline, *, peak: int = 0) -> int | 
     withheld = 0 if reading.usable is None else max(0, reading.total - reading.usable)
     if baseline.source is None or baseline.resident is None:
         unexplained = max(baseline.used, reading.total - free - peak)
-        return max(0, reading.total - withheld - unexplained)
+        return _within(reading, reading.total - withheld - unexplained, 0)
     own: int | None = getattr(reading, baseline.source)
-    return None if own is None else max(0, free + own - baseline.resident - withheld)
+    if own is None:
+        return None
+    return _within(reading, free + own - baseline.resident - withheld, baseline.resident)
+
+
+def _within(reading: DeviceReading, space: int, resident: int) -> int:
+    """``space``, at most what this process's own limit leaves beside what it keeps."""
+    if reading.allowance is not None:
+        space = min(space, reading.allowance - resident)
+    return max(0, space)
 
 
 def ceiling(
@@ -121,6 +134,19 @@ def ceiling(
     if space is None:
         return None
     return min(capacity, int(max(0, space - reserve) * (1 - margin) * overcommit))
+
+
+def confirmed(readings: Sequence[DeviceReading], measured: Capacity) -> int | None:
+    """The bytes that leases may hold by each of the last readings, with the terms that were ``measured``.
+
+    ``None`` where there are fewer than ``CONFIRMED_BY``, or one of them does not tell.
+    """
+    last = readings[-CONFIRMED_BY:]
+    rooms = [room(reading, measured.baseline) for reading in last]
+    if len(last) < CONFIRMED_BY or any(space is None for space in rooms):
+        return None
+    space = min(space for space in rooms if space is not None)
+    return int(max(0, space - measured.reserve) * (1 - measured.margin))
 
 
 def measure(
@@ -156,6 +182,8 @@ def _terms(reading: DeviceReading, baseline: Baseline, kept: int, margin: float)
     terms = [f"{format_bytes(total)} total", f"- {format_bytes(kept)} reserve"]
     if reading.usable is not None and reading.usable < total:
         terms.append(f"- {format_bytes(total - reading.usable)} not to be relied on")
+    if reading.allowance is not None:
+        terms.append(f"within {format_bytes(reading.allowance)} that this process may use")
     if baseline.source is None or baseline.resident is None:
         terms.append(f"- {format_bytes(baseline.used)} in use (whose is not told)")
     else:

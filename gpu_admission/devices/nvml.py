@@ -16,6 +16,7 @@ from typing import Any
 
 from gpu_admission.devices import torch as torch_devices
 from gpu_admission.devices.host import HostMemory
+from gpu_admission.devices.mps import allowance
 from gpu_admission.devices.nvml_cards import (
     cuda_index,
     find_handle,
@@ -145,6 +146,7 @@ class _Found:
         self.lost = False
         """The library, or the card, has stopped answering."""
         self._share = wddm_share if is_wddm(nvml, self._card) else None
+        self._allowance = allowance(self.cuda_index, env)
         self._watch = FaultWatch(nvml, self._card)
         self._missing: list[str] = []
         self._gone: tuple[str, ...] = ()
@@ -186,7 +188,9 @@ class _Found:
         fields = {"total": memory.total, "free": memory.free, "used": memory.used}
         if self._share is not None:
             fields["usable"] = int(memory.total * self._share)
-        fields["ours"] = self._ask("processes", self._ours)
+        if self._allowance is not None:
+            fields["allowance"] = self._allowance
+        fields["ours"] = self._ask("processes", lambda: self._ours(memory.total))
         fields |= self._allocator(0)
         return fields
 
@@ -203,7 +207,7 @@ class _Found:
         fields = {"total": reading.total, "free": reading.free, "used": reading.used}
         if reading.error is not None:
             self._missing.append(reading.error)
-        on_gpu = self._ask("processes", self._ours)
+        on_gpu = self._ask("processes", lambda: self._ours(reading.total))
         if reading.ours is None:
             return fields
         if on_gpu is not None:
@@ -214,8 +218,9 @@ class _Found:
         told = None if self.cuda_index is None else torch_devices.cuda_allocator(self.cuda_index)
         return {} if told is None else {"reserved": besides + told[0], "allocated": besides + told[1]}
 
-    def _ours(self) -> int | None:
-        return our_bytes(self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+    def _ours(self, total: int | None) -> int | None:
+        processes = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
+        return our_bytes(processes, total=total)
 
     def _temperature(self) -> float:
         """Of the card, also for a slice; by the older call where the driver lacks the newer."""

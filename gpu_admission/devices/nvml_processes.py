@@ -14,15 +14,32 @@ from typing import Any
 
 FIRST_PID_NAMESPACE = 0xEFFFFFFC
 """Inode that Linux gives to the machine's own process namespace."""
+MOST_PIDS = 2**22
+"""``PID_MAX_LIMIT`` of Linux."""
 
 
-def our_bytes(processes: Iterable[Any], *, root: Path = Path("/")) -> int | None:
-    """Bytes of this process and its children; ``None`` where the driver does not tell."""
+def our_bytes(processes: Iterable[Any], *, total: int | None = None, root: Path = Path("/")) -> int | None:
+    """Bytes of this process and its children; ``None`` where the driver does not tell.
+
+    A process that is listed with 0 bytes is one whose memory is not told: no context takes none. A
+    list that can't be true is none: a driver and a binding of other versions read it differently.
+    """
+    processes = list(processes)
+    if any(_is_scrambled(process, total) for process in processes):
+        return None
     mine: list[int | None] = [p.usedGpuMemory for p in processes if _is_ours(p.pid, root)]
-    told = [size for size in mine if size is not None]
+    told = [size for size in mine if size]
     if len(told) < len(mine) or (not mine and not _sees_all_processes(root)):
         return None
     return sum(told)
+
+
+def _is_scrambled(process: Any, total: int | None) -> bool:
+    """Whether an entry has more bytes than the device, or an id that Linux gives to no process."""
+    size = process.usedGpuMemory
+    if size is not None and total is not None and size > total:
+        return True
+    return sys.platform == "linux" and not 0 < process.pid <= MOST_PIDS
 
 
 def _is_ours(pid: int, root: Path) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gpu_admission.devices.plausible import plausible
 from gpu_admission.types import Device, DeviceReading
 
 logger = logging.getLogger("gpu_admission")
@@ -55,6 +56,7 @@ class Readings:
         self._keep = keep
         # Replaced whole at each look, so that any thread may read it at any time.
         self._history: list[tuple[DeviceReading, ...]] = [()] * len(self._devices)
+        self._doubted: set[int] = set()
         self._adopt()
 
     def _adopt(self) -> None:
@@ -113,7 +115,9 @@ class Readings:
 
     def _record(self, index: int, look: _Look, held_before: int | None) -> None:
         now = self._clock()
-        reading = look.reading or DeviceReading(error=f"no answer for {now - look.since:.0f} s")
+        reading = plausible(look.reading or DeviceReading(error=f"no answer for {now - look.since:.0f} s"))
+        if look.reading is not None and reading is not look.reading:
+            self._doubt(index, reading.error or "")
         history: Sequence[DeviceReading] = self._history[index]
         if reading.total is None and history and history[-1].total is not None:
             # Nothing new: the last good one stays, and grows old.
@@ -128,6 +132,12 @@ class Readings:
             held = max(held, held_before)
         stamped = msgspec.structs.replace(reading, capacity=capacity, held=held)
         self._history[index] = (*history, stamped)[-self._keep :]
+
+    def _doubt(self, index: int, why: str) -> None:
+        """Say once for each device that some of its figures are not believed."""
+        if index not in self._doubted:
+            self._doubted.add(index)
+            logger.warning("%s: not all that it tells is believed: %s", self._devices[index].name, why)
 
     def _tell(self, index: int) -> None:
         try:

@@ -9,12 +9,14 @@ device's. NVIDIA cards are better read through ``NvmlDevice``, which adds these 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpu_admission.devices.mps import allowance
 from gpu_admission.sizes import parse_bytes
 from gpu_admission.types import Device, DeviceReading
 
@@ -114,6 +116,9 @@ def _accelerator_fields(torch: Any, backend: Any, index: int) -> Mapping[str, An
     total = int(backend.get_device_properties(index).total_memory)
     reserved, allocated = _allocator(backend, index)
     fields: dict[str, Any] = {"total": total, "reserved": reserved, "allocated": allocated}
+    limit = allowance(index, os.environ)
+    if limit is not None and backend is torch.cuda:
+        fields["allowance"] = limit
     if not reserved:
         # Asking an idle device for its free memory would make a context on it.
         return {**fields, "error": "this process has nothing on the device yet: its free memory is not asked"}

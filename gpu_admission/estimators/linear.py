@@ -7,8 +7,10 @@ how a fit is solved is in ``leastsquares``.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -34,6 +36,16 @@ class FitError(msgspec.Struct, frozen=True):
     """The largest under-estimate, as a positive number; 0 when no row is above the fit."""
     worst_row: Mapping[str, Any]
     """The features of the row with the largest error."""
+
+
+class _Saved(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What ``save`` writes. ``about`` is for people."""
+
+    terms: dict[str, int | float]
+    constant: int = 0
+    basis: Literal["device", "pool"] = "device"
+    error: FitError | None = None
+    about: str = ""
 
 
 class Linear:
@@ -118,6 +130,29 @@ class Linear:
             fitted = cls(slopes, constant=constant, basis=basis)
             fitted.error = _error(fitted, measured)
         return fitted
+
+    def save(self, path: str | os.PathLike[str], *, about: str = "") -> None:
+        """Write the coefficients to ``path`` as JSON, for ``load``; ``about`` says where they come from."""
+        saved = _Saved(
+            terms=dict(self.coefficients),
+            constant=self.constant,
+            basis=self.basis,
+            error=self.error,
+            about=about,
+        )
+        text = msgspec.json.format(msgspec.json.encode(saved)) + b"\n"
+        half = Path(f"{os.fspath(path)}.new")  # a reader finds the old file or the new one, never half
+        half.write_bytes(text)
+        half.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Linear:
+        """What ``save`` or ``gpu-admission calibrate`` wrote. Raises ``OSError`` and ``ValueError``."""
+        try:
+            saved = msgspec.json.decode(Path(path).read_bytes(), type=_Saved)
+            return cls(saved.terms, constant=saved.constant, basis=saved.basis, error=saved.error)
+        except (msgspec.MsgspecError, ValueError, TypeError) as error:
+            raise ValueError(f"{os.fspath(path)} is not a saved Linear estimator: {error}") from None
 
 
 def _split(factors: Sequence[Feature]) -> tuple[Feature, Sequence[Feature]]:

@@ -1,8 +1,8 @@
 """What an exception says about the device: out of memory, a sticky fault, or nothing.
 
-Owns the known forms, by type and by how the library's own text begins or, for types that
-only such a library raises, what it holds. No library is imported: types are told by name.
-An exception that quotes a user's words is neither. What follows from it is for guards.
+Owns the known forms, first by type and then by how the library's own text *begins*. A match
+anywhere in a text would let a client close the device: many errors quote what they were given.
+No library is imported: types are known by name. What follows from it is for guards.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Literal, TypeAlias
+
+import msgspec
 
 Verdict: TypeAlias = Literal["oom", "fault"] | None
 
@@ -24,42 +26,66 @@ _OOM_TYPES = frozenset(
         "tensorflow.python.framework.errors_impl.ResourceExhaustedError",
     }
 )
-_DRIVER_LIBRARIES = (
-    "jaxlib.",
-    "jax.",
-    "onnxruntime.",
-    "tensorflow.",
-    "cupy",
-    "numba.",
-    "pycuda.",
-    "pyopencl.",
-)
-"""Where every exception's text is the library's own: it may hold a known form anywhere."""
-
-_OOM_START = re.compile(
-    r"(CUDA|HIP|XPU|MPS backend) out of memory[. (]"
-    r"|(CUDA|HIP|XPU)( driver| runtime)? error: (\w+: )?out of memory"
-    r"|\[enforce fail at [^\]]*\].{0,40}DefaultCPUAllocator: (can't allocate|not enough) memory"
-    r"|((CUDA|HIP) error|cuDNN error|cuBLAS error|hipBLAS error|MIOpen error): \w+_STATUS_ALLOC_FAILED\b"
-    r"|cublas runtime error : (resource allocation failed|out of memory)",
-    re.IGNORECASE,
-)
-_OOM_ANYWHERE = re.compile(
-    r"RESOURCE_EXHAUSTED|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|CUDA failure 2: "
-    r"|hipErrorOutOfMemory|BFCArena::AllocateRawInternal|Failed to allocate memory for requested buffer"
-    r"|\w+_STATUS_ALLOC_FAILED|OOM when allocating"
-)
 _STICKY = (
-    r"an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
+    r"(an illegal memory access was encountered|device-side assert triggered|unspecified launch failure"
     r"|misaligned address|an illegal instruction was encountered|invalid program counter|hardware stack error"
     r"|uncorrectable (ECC|NVLink) error( \w+)*|the launch timed out and was terminated"
-    r"|operation not supported on global/shared address space|unknown error"
+    r"|operation not supported on global/shared address space|unknown error)"
 )
-_FAULT_START = re.compile(rf"(CUDA|HIP|XPU)( driver| runtime)? error: (\w+: )?({_STICKY})", re.IGNORECASE)
-_FAULT_ANYWHERE = re.compile(
-    rf"(CUDA_ERROR|cudaError|hipError|CUDA failure \d+)[^\n]{{0,60}}({_STICKY})"
-    r"|CUDA_ERROR_(ILLEGAL_ADDRESS|ASSERT|LAUNCH_FAILED|ECC_UNCORRECTABLE|MISALIGNED_ADDRESS|LAUNCH_TIMEOUT"
-    r"|ILLEGAL_INSTRUCTION|INVALID_PC|HARDWARE_STACK_ERROR|INVALID_ADDRESS_SPACE|NVLINK_UNCORRECTABLE)",
+_FAULT_CODE = (
+    r"CUDA_ERROR_(ILLEGAL_ADDRESS|ASSERT|LAUNCH_FAILED|ECC_UNCORRECTABLE|MISALIGNED_ADDRESS|LAUNCH_TIMEOUT"
+    r"|ILLEGAL_INSTRUCTION|INVALID_PC|HARDWARE_STACK_ERROR|INVALID_ADDRESS_SPACE|NVLINK_UNCORRECTABLE)\b"
+)
+_OOM_CODE = r"(CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfMemory)\b"
+_ONNX = (
+    r"(\[ONNXRuntimeError\] : (1 : FAIL|6 : RUNTIME_EXCEPTION|11 : EP_FAIL) : )?"
+    r"(Non-zero status code returned while running \w+ node\. (Name:'[^'\n]{0,300}' )?Status Message: )?"
+    r"([\w./\\-]{1,200}\.(cc|cu|h|cpp|cuh):\d+ [^'\"\n]{0,400}?)?"
+)
+"""The layers around a driver's error: a code of the runtime, the node, and the line of its source."""
+
+
+class _Library(msgspec.Struct, frozen=True):
+    """How one library's errors begin."""
+
+    modules: tuple[str, ...]
+    """Where its exceptions come from; empty: any ``RuntimeError``, as of torch."""
+    out_of_memory: re.Pattern[str]
+    fault: re.Pattern[str]
+
+
+def _library(*modules: str, out_of_memory: str, fault: str, flags: int = 0) -> _Library:
+    return _Library(modules, re.compile(out_of_memory, flags), re.compile(fault, flags))
+
+
+_LIBRARIES = (
+    _library(
+        "onnxruntime.",
+        out_of_memory=rf"{_ONNX}(CUDA failure 2: |Failed to allocate memory for requested buffer"
+        rf"|(void\* )?onnxruntime::BFCArena::AllocateRawInternal|\w+_STATUS_ALLOC_FAILED\b|{_OOM_CODE})",
+        fault=rf"{_ONNX}(CUDA failure \d+: {_STICKY}|CUDA error \w+: {_STICKY}|{_FAULT_CODE})",
+    ),
+    _library(
+        *("jaxlib.", "jax.", "tensorflow."),
+        out_of_memory=rf"RESOURCE_EXHAUSTED: |OOM when allocating |{_OOM_CODE}",
+        fault=rf"((INTERNAL|UNKNOWN|ABORTED): )?(([Ff]ailed to|Could not) [\w ]{{1,80}}: )?{_FAULT_CODE}",
+    ),
+    _library(
+        *("cupy", "numba.", "pycuda.", "pyopencl."),
+        out_of_memory=rf"(\[\d+\] Call to \w+ results in )?{_OOM_CODE}|\w+ failed: out of memory\b"
+        r"|\w+_STATUS_ALLOC_FAILED\b",
+        fault=rf"(\[\d+\] Call to \w+ results in )?{_FAULT_CODE}|(cuda|hip)Error\w+: {_STICKY}"
+        rf"|\w+ failed: {_STICKY}",
+    ),
+    _library(
+        out_of_memory=r"(CUDA|HIP|XPU|MPS backend) out of memory[. (]"
+        r"|(CUDA|HIP|XPU)( driver| runtime)? error: (\w+: )?out of memory"
+        r"|\[enforce fail at [^\]]*\].{0,40}DefaultCPUAllocator: (can't allocate|not enough) memory"
+        r"|((CUDA|HIP) error|cuDNN error|cuBLAS error|hipBLAS error|MIOpen error): \w+_STATUS_ALLOC_FAILED\b"
+        r"|cublas runtime error : (resource allocation failed|out of memory)",
+        fault=rf"(CUDA|HIP|XPU)( driver| runtime)? error: (\w+: )?{_STICKY}",
+        flags=re.IGNORECASE,
+    ),
 )
 
 
@@ -93,16 +119,20 @@ def _verdict(error: BaseException) -> Verdict:
     names = [_name(kind) for kind in type(error).__mro__]
     if any(name in _OOM_TYPES for name in names):
         return "oom"
-    text = _text(error)
-    if names[0].startswith(_DRIVER_LIBRARIES):
-        if _FAULT_ANYWHERE.search(text):
-            return "fault"
-        return "oom" if _OOM_ANYWHERE.search(text) else None
-    if not isinstance(error, RuntimeError):
+    library = _library_of(names[0], error)
+    if library is None:
         return None
-    if _FAULT_START.match(text):
+    text = _text(error)
+    if library.fault.match(text):
         return "fault"
-    return "oom" if _OOM_START.match(text) else None
+    return "oom" if library.out_of_memory.match(text) else None
+
+
+def _library_of(name: str, error: BaseException) -> _Library | None:
+    for library in _LIBRARIES:
+        if name.startswith(library.modules) if library.modules else isinstance(error, RuntimeError):
+            return library
+    return None
 
 
 def _name(kind: type) -> str:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from gpu_admission.types import DeviceReading, Outcome
+from gpu_admission.types import DeviceReading, Limit, Outcome
 
 logger = logging.getLogger("gpu_admission")
 
@@ -32,9 +32,6 @@ class FaultGuard:
     """
 
     name = "fault"
-    retry_at: float | None = None
-    trials: int | None = None
-    clamp: float | None = None
 
     def __init__(
         self,
@@ -53,23 +50,19 @@ class FaultGuard:
         self._exit_code = exit_code
         self._grace = grace
         self.reason = ""
-        self.action: Callable[[], object] | None = None
-
-    @property
-    def restart_only(self) -> bool:
-        """Whether it has closed."""
-        return bool(self.reason)
 
     def ceiling(
         self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-    ) -> int | None:
+    ) -> Limit | None:
         """0 for ever after the first fault; ``None`` before."""
+        action: Callable[[], object] | None = None
         if not self.reason:
             self.reason = next(_faults(readings, outcomes), "")
-            if self.reason:
-                logger.critical("device fault: %s; only a restart mends this", self.reason)
-                self.action = self._plan()
-        return 0 if self.reason else None
+            if not self.reason:
+                return None
+            logger.critical("device fault: %s; only a restart mends this", self.reason)
+            action = self._plan()
+        return Limit(bytes=0, reason=self.reason, restart_only=True, action=action)
 
     def _plan(self) -> Callable[[], object] | None:
         if self._on_fault == "close":

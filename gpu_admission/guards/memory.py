@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from gpu_admission.devices.capacity import (
+    CONFIRMED_BY,
     Baseline,
     Capacity,
     ceiling,
@@ -21,10 +22,7 @@ from gpu_admission.devices.capacity import (
 )
 from gpu_admission.devices.torch import empty_cache
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import DeviceReading, Outcome
-
-CONFIRMED_BY = 2
-"""Readings in a row that must agree before a ceiling rises; a lower one counts at once."""
+from gpu_admission.types import DeviceReading, Limit, Outcome
 
 
 class MemoryGuard:
@@ -39,11 +37,6 @@ class MemoryGuard:
     """
 
     name = "memory"
-    needs_readings = True
-    restart_only = False
-    retry_at: float | None = None
-    trials: int | None = None
-    clamp: float | None = None
 
     def __init__(
         self,
@@ -69,7 +62,6 @@ class MemoryGuard:
         self._stale_after = stale_after
         self._when_stale = when_stale
         self.reason = ""
-        self.action: Callable[[], object] | None = None
         self._baseline: Baseline | None = None
         self._reserve = 0
         self._margin = 0.0
@@ -89,7 +81,7 @@ class MemoryGuard:
 
     def ceiling(
         self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-    ) -> int | None:
+    ) -> int | Limit | None:
         """Bytes that leases may hold by the latest readings; ``None`` where that is all of it."""
         if not readings:
             return None
@@ -101,13 +93,18 @@ class MemoryGuard:
         if self._verdict is None or age > self._stale_after:
             return self._blind(last[-1], age)
         size, self.reason = self._verdict
-        self._ask_for_memory(last[-1], size, now)
-        return size if self.reason else None
+        if not self.reason:
+            return None
+        if self._wants_memory(last[-1], size, now):
+            return Limit(bytes=size, reason=self.reason, action=self._reclaim)
+        return size
 
     def _weigh(self, last: Sequence[DeviceReading]) -> tuple[int, str] | None:
         """The lowest ceiling by the ``last`` readings, and why; ``None`` = none of them tells."""
         self._learn(last)
-        limits = [self._limit(reading) for reading in last]
+        # The capacity in force: one that has changed since is in the newest reading only.
+        capacity = last[-1].total if last[-1].capacity is None else last[-1].capacity
+        limits = [self._limit(reading, capacity) for reading in last]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _learn(self, last: Sequence[DeviceReading]) -> None:
@@ -123,11 +120,10 @@ class MemoryGuard:
             # Memory of a lease that has just ended may not be back yet: the smaller is right.
             self._baseline = min(known, key=lambda baseline: (baseline.resident or 0, baseline.used))
 
-    def _limit(self, reading: DeviceReading) -> tuple[int, str] | None:
+    def _limit(self, reading: DeviceReading, capacity: int | None) -> tuple[int, str] | None:
         """The ceiling by one reading, and why it is below the capacity; ``None`` = it does not tell."""
         if self._baseline is None:
             return None
-        capacity = reading.total if reading.capacity is None else reading.capacity
         allowed = ceiling(
             reading,
             self._baseline,
@@ -158,14 +154,16 @@ class MemoryGuard:
             return ""
         return f"{format_bytes(free + cache)} are free, below the watermark of {format_bytes(level)}"
 
-    def _ask_for_memory(self, reading: DeviceReading, size: int, now: float) -> None:
-        if self._reclaim is None or not self.reason or size > max(1, reading.held or 0):
-            return
+    def _wants_memory(self, reading: DeviceReading, size: int, now: float) -> bool:
+        """Whether ``reclaim`` is to be called now: nothing more could start, and it is not too soon."""
+        if self._reclaim is None or size > max(1, reading.held or 0):
+            return False
         if reusable_cache(reading) == 0 and self._reclaim is empty_cache:
-            return
-        if now - self._reclaimed_at >= self._cool_down:
-            self._reclaimed_at = now
-            self.action = self._reclaim
+            return False
+        if now - self._reclaimed_at < self._cool_down:
+            return False
+        self._reclaimed_at = now
+        return True
 
     def _blind(self, reading: DeviceReading, age: float) -> int | None:
         why = reading.error or "the device does not tell its memory"

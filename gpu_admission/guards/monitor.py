@@ -1,61 +1,79 @@
 """An admission's devices and guards: what was measured, and what is safe now, as limits on its ledger.
 
 Owns the capacity that is measured at start, the readings loop, and each device's own copy
-of each guard. The limits are applied through ``apply``; who may start under them is decided
-in the ledger. Nothing here runs while requests are served, but for a note of how each ended.
+of each guard. The limits are put on the ledger; who may start under them is decided there.
+Nothing here runs while requests are served, but for a note of how each ended.
 
-Threads: guards are asked under the admission's own lock, and what they say is in force
-before it is let go, so that verdicts can't overtake one another. The locks of measuring and
-of reading are taken before it, never inside it; no driver is ever asked under it.
+Threads: guards are asked in a turn of the ledger, and what they say is in force before it
+ends, so that verdicts can't overtake one another. The locks of measuring and of reading are
+taken before it, never inside it; no driver is ever asked under it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from gpu_admission.devices.capacity import confirmed
+from gpu_admission.guards.device import DeviceGuard
 from gpu_admission.guards.verdict import Verdict, is_news
 from gpu_admission.guards.watched import Kind, Watched
+from gpu_admission.runtime import clock
 from gpu_admission.settings import Settings
+from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Device, DeviceReading, Guard
 
 if TYPE_CHECKING:
     from gpu_admission.devices import Capacity, Readings
 
 logger = logging.getLogger("gpu_admission")
-_monotonic = time.monotonic
 _URGENT = frozenset({"oom", "fault"})
+_WORTH_GROWING = 1.01
+"""A capacity that would grow by less stays as it is: readings tremble."""
 _MEASURED_AGAIN_IN = 5.0
 """Seconds that a refusal asks to wait while a capacity can't be measured; each reading tries anew."""
 
-Apply = Callable[[int, Verdict, int | None], object]
-"""``(device index, verdict, measured bytes or None)``: puts them into force. Called under the lock."""
+
+class Limited(Protocol):
+    """The ledger that limits are put on: in a ``with`` block one change at a time."""
+
+    def __enter__(self) -> object: ...
+    def __exit__(self, *error: object) -> None: ...
+
+    def held(self, device: int) -> tuple[int, int]:
+        """What ``device`` has in all, and how much of it leases hold."""
+        ...
+
+    def allow(
+        self,
+        device: int,
+        *,
+        capacity: int | None = None,
+        ceiling: int | None = None,
+        max_running: int | None = None,
+    ) -> None: ...
+
+    def refuse_all(self) -> None: ...
 
 
 class Monitor:
-    """Watches the devices of one admission and tells ``apply`` what follows.
+    """Watches the devices of one admission, and limits its ledger by what follows.
 
-    ``lock`` is the admission's; ``held(index) -> (capacity, bytes held)`` asks its ledger.
-    Construction touches no driver. Raises ``TypeError``/``ValueError`` for settings that
-    can't work together.
+    ``devices`` as ``given_devices`` has them. Construction touches no driver. Raises
+    ``TypeError``/``ValueError`` for settings that can't work together.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        lock: threading.RLock,
-        apply: Apply,
-        held: Callable[[int], tuple[int | None, int | None]],
-    ) -> None:
+    def __init__(self, settings: Settings, devices: Sequence[Device], ledger: Limited) -> None:
         self._settings = settings
-        self._lock = lock
-        self._apply = apply
-        self._held = held
+        self._ledger = ledger
+        self.closed: Verdict | None = None
+        """Why nothing may start: every device is closed. The one that opens first tells."""
+        self.trying: Verdict | None = None
+        """Why nothing may wait: every device is closed, or tried out by a few requests at a time."""
         self._measuring = threading.Lock()
         self._aside: threading.Thread | None = None
         self._measures = not isinstance(settings.capacity, int)
@@ -63,18 +81,23 @@ class Monitor:
         """How the device was found, for the log."""
         self.is_measured = not self._measures
         """Whether there is nothing to measure, or it was tried."""
-        self._watch(_given_devices(settings))
+        self._watch(devices)
 
     def _watch(self, devices: Sequence[Device]) -> None:
         guards = _guards(self._settings)
         self._watched = [Watched(device, guards) for device in devices]
-        self.is_watching = bool(devices and guards)
-        """Whether somebody learns from how leases end."""
+        self._name()
+        self.is_watching = bool(devices and guards) and not _only_fails(self._settings)
+        """Whether guards are to hear of every lease that ends; else the first failure begins it."""
         self.readings: Readings | None = None
         if devices:
             from gpu_admission.devices import Readings
 
-            self.readings = Readings(devices, self.review, leases=self._held)
+            self.readings = Readings(devices, self.review, leases=self._ledger.held)
+
+    def _name(self) -> None:
+        """What devices are called is known once drivers were asked for a reading; from then on it stays."""
+        self.names = tuple(device.name for device in self.devices) or ("device",)
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -84,7 +107,7 @@ class Monitor:
     @property
     def is_needed(self) -> bool:
         """Whether there is anything to measure or to watch."""
-        return bool(self._watched) or not self.is_measured
+        return not self.is_measured or bool(self._watched and not _only_fails(self._settings))
 
     # measuring
 
@@ -140,8 +163,7 @@ class Monitor:
             return
         logger.info("%s%s", measured.explanation, self._why)
         watched.begin(measured, overcommit)
-        watched.verdict = Verdict()
-        self._apply(index, watched.verdict, int(measured.bytes * overcommit))
+        self._enforce(index, Verdict(), int(measured.bytes * overcommit))
 
     def _measure_one(self, device: Device, reading: DeviceReading) -> Capacity:
         from gpu_admission.devices import measure
@@ -166,7 +188,8 @@ class Monitor:
         if self.readings is not None:
             for index in range(len(self.devices)):
                 self.review(index)  # before the first request, not after the first reading
-            self.readings.start()
+            if self.is_watching:
+                self.readings.start()
 
     def stop(self) -> None:
         """Read no more, until ``start``."""
@@ -174,11 +197,17 @@ class Monitor:
             self.readings.stop()
 
     def ended(self, index: int, kind: Kind, size: int, error: str, at: float) -> None:
-        """Tell the guards of device ``index`` how work on it ended; only while ``is_watching``.
+        """Pass on to the guards of device ``index`` how work on it ended.
 
         Out of memory, and a fault, they hear at once, and everything while it is tried out;
         the rest with the next reading.
         """
+        if not self.is_watching:
+            if kind not in _URGENT or self.readings is None:
+                return
+            # From now on successes count too, and guards recover with time: both need the readings' tick.
+            self.is_watching = True
+            self.readings.start()
         watched = self._watched[index]
         watched.outcomes.append((kind, size, error, at))
         if kind in _URGENT or watched.verdict.trials is not None:
@@ -186,19 +215,44 @@ class Monitor:
 
     def review(self, index: int) -> None:
         """Ask the guards of device ``index`` again, and put what they say into force."""
-        with self._lock:
-            watched, now = self._watched[index], _monotonic()
+        with self._ledger:
+            watched, now = self._watched[index], clock.monotonic()
             if not watched.begun:
                 self._begin(index, now)
+            self._grow(index)
             verdict = self._verdict(index, now)
             if verdict == watched.verdict:
                 return
-            watched.verdict = verdict
-            self._apply(index, verdict, None)
-            capacity, _ = self._held(index)
-            if is_news(verdict, watched.told, capacity or 0):
+            self._enforce(index, verdict, None)
+            capacity, _ = self._ledger.held(index)
+            if is_news(verdict, watched.told, capacity):
                 watched.told = verdict
                 _log(watched.device, verdict)
+
+    def _grow(self, index: int) -> None:
+        """Raise a measured capacity where memory of others came back, as of a worker that was still dying."""
+        watched = self._watched[index]
+        if not self._measures or watched.measured is None:
+            return
+        size = confirmed(self._latest(index), watched.measured)
+        capacity, _ = self._ledger.held(index)
+        if size is None or size * self._settings.overcommit <= capacity * _WORTH_GROWING:
+            return
+        logger.info(
+            "%s: other processes left it: capacity is now %s", watched.device.name, format_bytes(size)
+        )
+        self._enforce(index, watched.verdict, int(size * self._settings.overcommit))
+
+    def _enforce(self, index: int, verdict: Verdict, capacity: int | None) -> None:
+        """Put what the guards of device ``index`` say, and a ``capacity`` that was measured, into force."""
+        if not self.is_measured:
+            self._name()
+        self._watched[index].verdict = verdict
+        self.closed, self.trying = self._all_closed(), self._all_tried()
+        self._ledger.allow(index, capacity=capacity, ceiling=verdict.ceiling, max_running=verdict.trials)
+        if self.closed is not None:
+            # What comes now is refused at once: so is what came before.
+            self._ledger.refuse_all()
 
     def _verdict(self, index: int, now: float) -> Verdict:
         watched = self._watched[index]
@@ -206,7 +260,7 @@ class Monitor:
             return Verdict(0, "capacity", watched.failure, retry_at=now + _MEASURED_AGAIN_IN)
         if not watched.begun:
             return watched.verdict
-        capacity, held = self._held(index)
+        capacity, held = self._ledger.held(index)
         latest = self._latest(index)
         if latest and latest[-1].capacity != capacity:
             # It was measured, or changed, since that reading.
@@ -224,8 +278,7 @@ class Monitor:
         """
         return min((w.verdict.clamp for w in self._watched if w.verdict.clamp is not None), default=None)
 
-    def closed(self) -> Verdict | None:
-        """Why nothing starts on any device, by the first to open again; ``None`` where something may."""
+    def _all_closed(self) -> Verdict | None:
         verdicts = [watched.verdict for watched in self._watched]
         if not verdicts or any(verdict.ceiling != 0 for verdict in verdicts):
             return None
@@ -238,8 +291,7 @@ class Monitor:
             return None
         return max(verdicts, key=lambda verdict: verdict.ceiling or 0, default=None)
 
-    def trying(self) -> Verdict | None:
-        """Why nobody may wait: every device is closed, or tried out by a few requests at a time."""
+    def _all_tried(self) -> Verdict | None:
         verdicts = [watched.verdict for watched in self._watched]
         tried = [verdict for verdict in verdicts if verdict.trials is not None]
         if not tried or not all(v.ceiling == 0 or v.trials is not None for v in verdicts):
@@ -259,16 +311,15 @@ class Monitor:
         return () if self.readings is None else self.readings.latest(index)
 
 
-def _given_devices(settings: Settings) -> tuple[Device, ...]:
+def given_devices(settings: Settings) -> tuple[Device, ...]:
     """Those of the settings, or one to hang guards on that need no reading."""
     keys = [device.key for device in settings.devices]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise ValueError(f"devices: {twice} is there twice, and would be given out twice")
-    wanted = settings.guards or settings.on_fault != "close"
-    if keys or not wanted or not isinstance(settings.capacity, int):
+    if keys or settings.guards == () or not isinstance(settings.capacity, int):
         return tuple(settings.devices)
-    reader = next((g.name for g in settings.guards or () if getattr(g, "needs_readings", False)), None)
+    reader = next((g.name for g in settings.guards or () if isinstance(g, DeviceGuard)), None)
     if reader is not None:
         raise ValueError(
             f"guards: {reader!r} reads a device, and capacity in bytes says of which: give devices=[...] too"
@@ -282,11 +333,17 @@ def _guards(settings: Settings) -> Sequence[Guard]:
     if settings.guards is None:
         from gpu_admission.guards import FaultGuard, MemoryGuard, OutOfMemoryGuard
 
-        return MemoryGuard(), OutOfMemoryGuard(), FaultGuard(on_fault=settings.on_fault)
+        learning = OutOfMemoryGuard(), FaultGuard(on_fault=settings.on_fault)
+        return learning if _only_fails(settings) else (MemoryGuard(), *learning)
     if settings.on_fault != "close":
         raise ValueError("on_fault is for the guards that guards=None gives: use FaultGuard(on_fault=...)")
     guards: Sequence[Guard] = settings.guards
     return guards
+
+
+def _only_fails(settings: Settings) -> bool:
+    """Whether guards have nothing to read: they learn from failures, and cost nothing before the first."""
+    return settings.guards is None and not settings.devices and isinstance(settings.capacity, int)
 
 
 def _opens_at(verdict: Verdict) -> tuple[bool, float]:

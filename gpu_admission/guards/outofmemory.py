@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpu_admission.types import DeviceReading, Outcome
+from gpu_admission.types import DeviceReading, Limit, Outcome
 
 
 class OutOfMemoryGuard:
@@ -24,9 +24,6 @@ class OutOfMemoryGuard:
     """
 
     name = "out-of-memory"
-    restart_only = False
-    clamp: float | None = None
-    action = None
 
     def __init__(
         self,
@@ -63,15 +60,19 @@ class OutOfMemoryGuard:
 
     def ceiling(
         self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-    ) -> int | None:
+    ) -> Limit | None:
         """0 while open, a share of the capacity after failures, else ``None``."""
         for outcome in outcomes:
             self._learn(outcome.kind, now)
         self._recover(now)
         self._advance(now)
         self._explain()
-        if self._opened_at is not None:
-            return 0
+        if not self.reason:
+            return None
+        size = 0 if self._opened_at is not None else self._size(readings)
+        return Limit(bytes=size, reason=self.reason, retry_at=self.retry_at, trials=self.trials)
+
+    def _size(self, readings: Sequence[DeviceReading]) -> int | None:
         capacity = readings[-1].capacity if readings else None
         if capacity is None or self._share >= 1:
             return None

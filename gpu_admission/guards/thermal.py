@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpu_admission.types import DeviceReading, Outcome
+from gpu_admission.devices.capacity import Capacity
+from gpu_admission.types import DeviceReading, Limit, Outcome
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -36,10 +37,6 @@ class ThermalGuard:
     """
 
     name = "thermal"
-    needs_readings = True
-    restart_only = False
-    trials: int | None = None
-    action = None
 
     def __init__(
         self, *, stages: Sequence[Stage] = STAGES, hysteresis: float = 5.0, dwell: float = 60.0
@@ -64,9 +61,12 @@ class ThermalGuard:
         """0 = cool, 1 = the first of the stages, and so on."""
         self._changed_at = float("-inf")
 
+    def begin(self, measured: Capacity | None, *, overcommit: float = 1.0) -> None:
+        """Nothing to take over: degrees do not depend on the capacity."""
+
     def ceiling(
         self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-    ) -> int | None:
+    ) -> Limit | None:
         """A share of the capacity while hot, 0 in a closing stage, else ``None``."""
         told = next((r.temperature for r in reversed(readings) if r.temperature is not None), None)
         degrees = float("-inf") if told is None else told
@@ -81,10 +81,11 @@ class ThermalGuard:
         self.reason = f"{heat}: stage {self.stage} of {len(self._stages)}, from {stage.at:g} °C"
         self.clamp = stage.clamp
         self.retry_at = None if stage.share else self._changed_at + self._dwell
-        if not stage.share:
-            return 0
         capacity = readings[-1].capacity if readings else None
-        return None if capacity is None else max(1, int(capacity * stage.share))
+        size = None if capacity is None else max(1, int(capacity * stage.share))
+        return Limit(
+            bytes=size if stage.share else 0, reason=self.reason, retry_at=self.retry_at, clamp=self.clamp
+        )
 
     def _target(self, degrees: float) -> int:
         """The stage that ``degrees`` ask for, seen from the present one."""

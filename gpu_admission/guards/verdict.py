@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpu_admission.types import DeviceReading, Guard, Outcome
+from gpu_admission.types import DeviceReading, Guard, Limit, Outcome
 
 _Number = TypeVar("_Number", int, float)
 _WORTH_TELLING = 0.1
@@ -35,22 +35,26 @@ class Verdict(msgspec.Struct, frozen=True):
     """Factor on new tokens."""
 
 
-def verdict_of(
+def limit_of(
     guard: Guard, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
-) -> Verdict:
-    """What one guard says; raises what it raises."""
-    limit = guard.ceiling(readings, outcomes, now)
-    ceiling = None if limit is None else max(0, int(limit))
-    trials = getattr(guard, "trials", None)
-    speaks = ceiling is not None or trials is not None
+) -> Limit:
+    """What one guard says, in full; raises what it raises."""
+    answer = guard.ceiling(readings, outcomes, now)
+    return answer if isinstance(answer, Limit) else Limit(bytes=answer, reason=guard.reason)
+
+
+def verdict_of(name: str, limit: Limit) -> Verdict:
+    """The ``limit`` that the guard called ``name`` sets, as what holds."""
+    ceiling = None if limit.bytes is None else max(0, int(limit.bytes))
+    speaks = ceiling is not None or limit.trials is not None
     return Verdict(
         ceiling=ceiling,
-        guard=guard.name if speaks else None,
-        reason=guard.reason,
-        restart_only=ceiling == 0 and bool(getattr(guard, "restart_only", False)),
-        retry_at=getattr(guard, "retry_at", None),
-        trials=trials,
-        clamp=getattr(guard, "clamp", None),
+        guard=name if speaks else None,
+        reason=limit.reason,
+        restart_only=ceiling == 0 and limit.restart_only,
+        retry_at=limit.retry_at,
+        trials=limit.trials,
+        clamp=limit.clamp,
     )
 
 

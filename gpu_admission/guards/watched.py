@@ -11,13 +11,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from gpu_admission.guards.verdict import Verdict, together, verdict_of
+from gpu_admission.devices.capacity import Capacity
+from gpu_admission.guards.device import DeviceGuard
+from gpu_admission.guards.verdict import Verdict, limit_of, together, verdict_of
 from gpu_admission.types import Device, DeviceReading, Guard, Outcome
-
-if TYPE_CHECKING:
-    from gpu_admission.devices import Capacity
 
 logger = logging.getLogger("gpu_admission")
 _REMEMBERED = 1024
@@ -39,6 +38,8 @@ class Watched:
         """Not shown to the guards yet."""
         self.begun = False
         """Its capacity is known, and its guards are asked."""
+        self.measured: Capacity | None = None
+        """As it was found at the start; ``None``: it was given in bytes."""
         self.failure = ""
         """Why its capacity can't be measured."""
         self.failing: set[str] = set()
@@ -50,12 +51,12 @@ class Watched:
 
     def begin(self, measured: Capacity | None, overcommit: float) -> None:
         self.begun = True
+        self.measured = measured
         self.failure = ""
         for guard in self.guards:
-            begin = getattr(guard, "begin", None)
             try:
-                if begin is not None:
-                    begin(measured, overcommit=overcommit)
+                if isinstance(guard, DeviceGuard):
+                    guard.begin(measured, overcommit=overcommit)
             except Exception:
                 logger.exception("guard %r failed to begin", guard.name)
 
@@ -79,14 +80,16 @@ class Watched:
     ) -> Verdict:
         """What ``guard`` says; one that raises has no say, and is logged once until it works again."""
         try:
-            verdict = verdict_of(guard, readings, outcomes, now)
-            _act(guard)
+            limit = limit_of(guard, readings, outcomes, now)
+            verdict = verdict_of(guard.name, limit)
         except Exception:
             if guard.name not in self.failing:
                 self.failing.add(guard.name)
                 logger.exception("guard %r failed: it has no say until it works again", guard.name)
             return Verdict()
         self.failing.discard(guard.name)
+        if limit.action is not None:
+            _act(limit.action, guard.name)
         return verdict
 
 
@@ -100,21 +103,15 @@ def _copy(guard: Guard) -> Guard:
 
 
 def _before(guard: Guard, blank: DeviceReading) -> Sequence[DeviceReading]:
-    return () if getattr(guard, "needs_readings", False) else (blank,)
+    return () if isinstance(guard, DeviceGuard) else (blank,)
 
 
-def _act(guard: Guard) -> None:
+def _act(action: Callable[[], object], name: str) -> None:
     """Call what a guard wants called once, in a thread of its own: it may be slow."""
-    action = getattr(guard, "action", None)
-    if action is None:
-        return
-    guard.action = None  # type: ignore[attr-defined]
-    threading.Thread(
-        target=_call, args=(action, guard.name), name="gpu-admission-action", daemon=True
-    ).start()
+    threading.Thread(target=_call, args=(action, name), name="gpu-admission-action", daemon=True).start()
 
 
-def _call(action: Callable[[], Any], name: str) -> None:
+def _call(action: Callable[[], object], name: str) -> None:
     try:
         action()
     except Exception:

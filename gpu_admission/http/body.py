@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import anyio
 
 from gpu_admission.admission.buffered import BufferedBytes
-from gpu_admission.admission.lease import Lease, step_in, step_out
+from gpu_admission.admission.context import step_in, step_out
+from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
 from gpu_admission.runtime.within import NOT_BEGUN, can_begin, rest

@@ -91,14 +91,14 @@ class Intake:
         ``may_clamp``: the app will read the body from us, so that it may be rewritten.
         """
         admission = self.admission
-        if admission.needs_request_id:
+        if admission.events.needs_request_id:
             name_request(self.scope)
         if admission.mode == "off":
             return await self._unread()
         try:
             if not admission.monitor.is_measured:
-                await admission.measure()
-            admission.check_open()
+                await admission.entrance.measure()
+            admission.entrance.check_open()
             declared, packed = of_the_body(self.scope)
             if (declared or self._read_size) > admission.settings.max_body_bytes:
                 raise self._too_large(declared or 0)
@@ -118,7 +118,7 @@ class Intake:
                 gone=self.body.watch,
             )
             if self.rule.learns:
-                admission.teach(lease, self.rule.estimator, self.info)
+                admission.endings.teach(lease, self.rule.estimator, self.info)
             return lease
         except (Rejected, ClientLeft) as error:
             if admission.mode == "shadow":
@@ -127,7 +127,7 @@ class Intake:
             if isinstance(cause, Rejected):
                 self.refuse(cause)
             else:
-                admission.left(lane=self.lane, route=self.rule.route)
+                admission.entrance.left(lane=self.lane, route=self.rule.route)
             self.body.close()
             raise cause from None
         except BaseException:
@@ -239,7 +239,7 @@ class Intake:
 
     async def _awaited(self, work: Awaitable[object]) -> object:
         """What an async estimator says, as long as somebody is there to hear it."""
-        check = self.admission.check_open
+        check = self.admission.entrance.check_open
         return await heard(work, seconds=self._seconds_left(), gone=self.body.watch, check_open=check)
 
     async def _clamp(self, factor: float) -> None:
@@ -312,7 +312,7 @@ class Intake:
         except Exception as error:
             log_failure(f"lane failed on {self.rule.route}", error, "the last lane is taken")
             return self._last_lane
-        return self.admission.lane_index(name if name in self.admission.lane_names else None)
+        return self.admission.entrance.lane_index(name if name in self.admission.lane_names else None)
 
     def _flow_of(self, picker: Callable[[RequestInfo], Any]) -> Any:
         """The key that ``picker`` names; what can't be one, ``None`` too, is as none."""
@@ -336,7 +336,7 @@ class Intake:
 
     def refuse(self, rejected: Rejected) -> None:
         """Complete and count a refusal of this request."""
-        self.admission.refused(rejected, lane=self.lane, route=self.rule.route, needed=self.needed)
+        self.admission.entrance.refused(rejected, lane=self.lane, route=self.rule.route, needed=self.needed)
 
 
 def _copy(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> bytes:

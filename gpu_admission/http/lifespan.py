@@ -22,7 +22,7 @@ def started_with(admission: Admission, send: Send) -> Send:
     requests are refused until it can be.
     """
     if not admission.monitor.is_needed:
-        admission.start()
+        admission.startup.start()
         return send
 
     async def send_message(message: Message) -> None:
@@ -31,10 +31,10 @@ def started_with(admission: Admission, send: Send) -> Send:
                 await admission.begin()
             except ValueError as error:
                 logger.error("gpu_admission %r does not start: %s", admission.settings.name, error)
-                admission.stop()
+                admission.startup.stop()
                 message = {"type": "lifespan.startup.failed", "message": f"gpu_admission: {error}"}
         elif message["type"].startswith("lifespan.shutdown"):
-            admission.stop()
+            admission.startup.stop()
         await send(message)
 
     return send_message

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
-from gpu_admission.admission.lease import Lease, step_in, step_out
+from gpu_admission.admission.context import step_in, step_out
+from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
@@ -83,7 +84,7 @@ class Response:
         await self._waited_for(self._send(message), NOT_BEGUN)
 
     async def _waited_for(self, call: Awaitable[None], waits_for: Any) -> None:
-        limit = self._lease.admission.settings.send_timeout
+        limit = self._lease.issuer.settings.send_timeout
         try:
             await rest(call, waits_for, limit)
         except TimeoutError as error:
@@ -103,7 +104,7 @@ class Response:
         lease = self._lease
         if lease.outcome[0] == "ok":
             lease.outcome = ("client" if status < 500 else "error", f"HTTP {status}")
-        if status == 500 and lease.admission.settings.oom_status is not None:
+        if status == 500 and lease.issuer.settings.oom_status is not None:
             self.kept = []
 
     async def _keep(self, message: Message) -> None:
@@ -150,7 +151,7 @@ def is_shaped(intake: Intake) -> bool:
 
 def shaped(intake: Intake, lease: Lease, send: Send) -> Send:
     """``send``, with what the settings add to a response."""
-    settings = lease.admission.settings
+    settings = lease.issuer.settings
     if settings.server_timing:
         send = timed(lease, send)
     if settings.hold == "response":

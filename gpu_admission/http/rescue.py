@@ -27,14 +27,14 @@ async def rescue(error: Exception, response: Response, intake: Intake, scope: Sc
     if response.refusal is not None:
         return await _refuse(response.refusal, response, intake, scope)
     asked = settings.oom_event or settings.oom_status is not None
-    if not asked or admission.classify(error)[0] != "oom":
+    if not asked or admission.endings.classify(error)[0] != "oom":
         await _try(response.let_go())
         return False
     if response.start is None or response.kept is not None:
         status = settings.oom_status
         if status is None:
             return False
-        rejected = admission.out_of_memory(status)
+        rejected = admission.endings.out_of_memory(status)
         return await _replace(rejected, response, intake, scope)
     event = _last_event(response, intake) if settings.oom_event else b""
     if event:

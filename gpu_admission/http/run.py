@@ -6,7 +6,8 @@ come by is ``intake``'s business, what passes on its way out ``outgoing``'s.
 
 from __future__ import annotations
 
-from gpu_admission.admission.lease import Lease, enter, leave
+from gpu_admission.admission.context import enter, leave
+from gpu_admission.admission.lease import Lease
 from gpu_admission.http.body import Body
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.outgoing import Response, is_shaped, shaped

@@ -11,15 +11,31 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Hashable, Sequence
+from typing import Protocol
 
 import msgspec
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import State, Ticket
-from gpu_admission.planning.service import Card
 from gpu_admission.planning.trace import Trace
 
 NEVER = math.inf
+
+
+class Pace(Protocol):
+    """What requests run on."""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes that they may hold together."""
+        ...
+
+    def slowdown(self, held: float, running: int, alone: float) -> float:
+        """How much longer each of ``running`` requests takes that hold ``held`` bytes together.
+
+        ``alone`` is the sum of their ``shares``: of the time of each, what no other can share.
+        """
+        ...
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +43,8 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
     waits: list[float]
     """Until it started; infinite where it never did."""
+    ends: list[float]
+    """From its arrival until it ended; infinite where it never did."""
     done: bytearray
     """1 where it ran to its end."""
     out_of_memory: int
@@ -42,8 +60,9 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 class Replay:
     """One run. ``ledger`` decides; ``sizes`` are the bytes that requests really take on ``card``.
 
-    A request waits ``patience`` seconds. Running requests share one pace: the clock of work
-    done goes on at ``1 / card.slowdown(held)``, and each ends when that clock has passed by
+    A request waits ``patience`` seconds. ``shares`` are handed to ``card``: of each request's time
+    alone, what no other can share. Running requests share one pace: the clock of work
+    done goes on at ``1 / card.slowdown(...)``, and each ends when that clock has passed by
     its seconds, so that a change of pace costs nothing however many run.
     """
 
@@ -51,10 +70,11 @@ class Replay:
         self,
         trace: Trace,
         ledger: Ledger,
-        card: Card,
+        card: Pace,
         *,
         patience: float,
         sizes: Sequence[int] | None = None,
+        shares: Sequence[float] | None = None,
         lanes: Sequence[int] | None = None,
         flows: Sequence[Hashable] | None = None,
     ) -> None:
@@ -63,15 +83,18 @@ class Replay:
         self._card = card
         self._patience = patience
         self._sizes = trace.sizes if sizes is None else sizes
+        self._shares = [0.0] * len(trace) if shares is None else shares
         self._lanes = lanes
         self._flows = flows
         self._now = 0.0
         self._work = 0.0
         self._pace = 1.0
         self._held = 0
+        self._alone = 0.0
         self._running: list[tuple[float, int, Ticket]] = []
         self._waiting: deque[tuple[float, Ticket]] = deque()
         self._waits = [NEVER] * len(trace)
+        self._ends = [NEVER] * len(trace)
         self._done = bytearray(len(trace))
         self._forecasts = [math.nan] * len(trace)
         self._out_of_memory = 0
@@ -86,6 +109,7 @@ class Replay:
         self._pass(NEVER)
         return Replayed(
             waits=self._waits,
+            ends=self._ends,
             done=self._done,
             out_of_memory=self._out_of_memory,
             refused=self._refused,
@@ -143,8 +167,9 @@ class Replay:
 
     def _end_first(self, now: float) -> None:
         self._work, index, ticket = heapq.heappop(self._running)
-        self._hold(-self._sizes[index])
+        self._hold(-self._sizes[index], -self._shares[index])
         self._done[index] = 1
+        self._ends[index] = now - self._trace.arrivals[index]
         self._start(self._ledger.release(ticket, now), now)
 
     def _start(self, granted: Sequence[Ticket], now: float) -> None:
@@ -157,9 +182,10 @@ class Replay:
                 starting.extend(self._ledger.release(ticket, now))
                 continue
             self._waits[index] = now - self._trace.arrivals[index]
-            self._hold(self._sizes[index])
             heapq.heappush(self._running, (self._work + self._trace.seconds[index], index, ticket))
+            self._hold(self._sizes[index], self._shares[index])
 
-    def _hold(self, more: int) -> None:
+    def _hold(self, more: int, alone: float) -> None:
         self._held += more
-        self._pace = 1.0 / self._card.slowdown(self._held)
+        self._alone += alone
+        self._pace = 1.0 / self._card.slowdown(self._held, len(self._running), self._alone)

@@ -10,20 +10,23 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TypeAlias
 
 import msgspec
 
 from gpu_admission.planning.cases import Case, Row
 from gpu_admission.planning.disciplines import Setup, disciplines
+from gpu_admission.planning.options import count, not_negative, positive, share, size
 from gpu_admission.planning.service import Card, Decoder, decoders
 from gpu_admission.planning.table import blocks_for, plot, table
+from gpu_admission.planning.terminal import Terminal
 from gpu_admission.planning.trace import Trace, read
-from gpu_admission.sizes import format_bytes, parse_bytes
+from gpu_admission.sizes import format_bytes
 
 _DESCRIPTION = """
 Replay recorded requests through the real ledger on a virtual clock, and compare ways to let
@@ -37,6 +40,9 @@ _WHAT_IF = (
 )
 _WORTH_PROCESSES = 500_000
 """Requests to play: some ten seconds."""
+
+
+_Add: TypeAlias = Callable[..., object]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,55 +60,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--only", metavar="NAME[,...]", help=f"rows to play, of {', '.join(disciplines())} (default: all)")
     add(
         "--capacity",
-        type=_size,
+        type=size,
         metavar="SIZE",
         help="bytes that requests may hold (a decision log needs it)",
     )
     add(
         "--load",
-        type=_positive,
+        type=positive,
         metavar="X",
         help="stretch the arrivals until they ask X times what the card gives",
     )
-    add("--repeat", type=_count, default=1, metavar="N", help="play the trace N times over")
-    cards = parser.add_argument_group("the card of a CSV").add_argument
-    cards(
+    add("--repeat", type=count, default=1, metavar="N", help="play the trace N times over")
+    _card_options(parser.add_argument_group("the card of a CSV").add_argument)
+    _settings(parser.add_argument_group("settings of the admission").add_argument)
+    _chance(parser.add_argument_group("chance").add_argument)
+
+
+def _card_options(add: _Add) -> None:
+    add(
         "--card",
         choices=tuple(decoders()),
         default="24GiB",
         help="Llama-3.1-8B on such a card (default %(default)s)",
     )
-    cards("--weights", type=_size, metavar="SIZE", help="bytes of other weights")
-    cards("--kv-bytes-per-token", type=_count, metavar="N", help="of another model's cache (default 131072)")
-    settings = parser.add_argument_group("settings of the admission").add_argument
-    settings("--timeout", type=_positive, default=30.0, metavar="S", help="seconds (default %(default)g)")
-    settings("--max-waiting", type=_count, default=100, metavar="N", help="(default %(default)s)")
-    settings(
-        "--margin", type=_share, default=0.0, metavar="X", help="share of the capacity left free (default 0)"
-    )
-    others = parser.add_argument_group("chance").add_argument
-    others(
+    add("--weights", type=size, metavar="SIZE", help="bytes of other weights")
+    add("--kv-bytes-per-token", type=count, metavar="N", help="of another model's cache (default 131072)")
+
+
+def _settings(add: _Add) -> None:
+    add("--timeout", type=not_negative, default=30.0, metavar="S", help="seconds (default %(default)g)")
+    add("--max-waiting", type=count, default=100, metavar="N", help="(default %(default)s)")
+    add("--margin", type=share, default=0.0, metavar="X", help="share of the capacity left free (default 0)")
+
+
+def _chance(add: _Add) -> None:
+    add(
         "--error",
-        type=_share,
+        type=share,
         default=0.0,
         metavar="X",
         help="relative error of the estimates, normal (default 0)",
     )
-    others(
+    add(
         "--tenants",
-        type=_count,
+        type=count,
         default=8,
         metavar="N",
         help="of flows; one sends half (default %(default)s)",
     )
-    others("--seed", type=int, default=0, metavar="N")
+    add("--seed", type=int, default=0, metavar="N")
 
 
 def run(options: argparse.Namespace) -> int:
     """Play what ``options`` ask for and print it; the exit status."""
     try:
-        for line in _report(options):
-            print(line, flush=True)
+        _report(options, Terminal(), Terminal(sys.stderr))
     except (OSError, ValueError) as error:
         print(f"gpu-admission replay: {error}", file=sys.stderr)
         return 2
@@ -111,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(options: argparse.Namespace) -> Iterator[str]:
+def _report(options: argparse.Namespace, out: Terminal, err: Terminal) -> None:
     decoder = _decoder(options)
     trace = read(options.trace, decoder).repeated(options.repeat)
     card = _card(options, decoder)
@@ -119,13 +131,17 @@ def _report(options: argparse.Namespace) -> Iterator[str]:
     if not fitting:
         raise ValueError(f"no request of {options.trace} fits {format_bytes(card.capacity)}")
     cases = list(_cases(options, card, fitting.load(card)))
-    yield from _heading(options, fitting.stretched(cases[0].pace), card, len(trace) - len(fitting))
-    rows = _play(cases, fitting)
-    yield from table(rows)
-    yield ""
+    for line in _heading(options, fitting.stretched(cases[0].pace), card, len(trace) - len(fitting)):
+        out.line(line)
+    with err.stage(f"playing {len(fitting) * len(cases):,} requests"):
+        rows = _play(cases, fitting)
+    out.table(table(rows))
+    out.line()
     longest = max(case.setup.timeout for case in cases)
-    yield from plot(rows, longest, blocks=blocks_for(sys.stdout.encoding))
-    yield from _footnotes(options, rows)
+    for line in plot(rows, longest, blocks=blocks_for(sys.stdout.encoding)):
+        out.line(line)
+    for line in _footnotes(options, rows):
+        out.line(line)
 
 
 def _decoder(options: argparse.Namespace) -> Decoder:
@@ -188,6 +204,8 @@ def _heading(options: argparse.Namespace, trace: Trace, card: Card, too_large: i
         f"{options.trace.name}: {len(trace):,} requests in {trace.arrivals[-1]:,.0f} s, "
         f"{format_bytes(mean)} on the mean, {format_bytes(max(trace.sizes))} the largest"
     )
+    if trace.torn:
+        yield "the last line is torn (its writer was stopped), and left out"
     if too_large:
         yield f"{too_large:,} more are larger than all the bytes there are, and left out"
     yield (
@@ -209,40 +227,3 @@ def _footnotes(options: argparse.Namespace, rows: Sequence[Row]) -> Iterator[str
     for row in rows:
         if row.name in known:
             yield f"{row.name}: {known[row.name].says}"
-
-
-def _size(text: str) -> int:
-    try:
-        size = parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if not size:
-        raise argparse.ArgumentTypeError("must be above 0 bytes")
-    return size
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 10**9:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 to 10^9, not {text!r}")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    number = _number(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"must be above 0, not {text!r}")
-    return number
-
-
-def _share(text: str) -> float:
-    number = _number(text)
-    if not 0 <= number < 1:
-        raise argparse.ArgumentTypeError(f"must be from 0 to below 1, not {text!r}")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number, not {text!r}") from None

@@ -21,7 +21,8 @@ class Card(msgspec.Struct, frozen=True):
     capacity: int
     drag: float = 0.0
 
-    def slowdown(self, held: float) -> float:
+    def slowdown(self, held: float, running: int = 1, alone: float = 0.0) -> float:
+        """By the bytes held, however many hold them."""
         return 1.0 + held * self.drag
 
 

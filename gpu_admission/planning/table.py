@@ -1,4 +1,4 @@
-"""A comparison of disciplines as text: one table and one small plot.
+"""A comparison of disciplines: one table, and one small plot of text.
 
 Owns words, columns and blocks. What the figures mean is said in ``figures``.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gpu_admission.planning.cases import Row
 from gpu_admission.planning.figures import SOON, Figures
+from gpu_admission.planning.terminal import Table
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII = " .:-=+*%#"
@@ -29,17 +30,11 @@ _COLUMNS: tuple[tuple[str, str, Callable[[Figures], float], str], ...] = (
 """Of each column: the second and the first line of its head, its figure, and how it is written."""
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """The lines of the table."""
-    lines = [
-        ["", *(above for _, above, _, _ in _COLUMNS)],
-        ["", *(below for below, _, _, _ in _COLUMNS)],
-        *([row.name, *(_cell(row.figures, read, form) for _, _, read, form in _COLUMNS)] for row in rows),
-    ]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for first, *others in lines:
-        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        yield "  ".join([first.ljust(widths[0]), *cells]).rstrip()
+def table(rows: Sequence[Row]) -> Table:
+    """A row for each that was played."""
+    heads = [f"{above}\n{below}" for below, above, _, _ in _COLUMNS]
+    cells = [[row.name, *(_cell(row.figures, read, form) for _, _, read, form in _COLUMNS)] for row in rows]
+    return Table(["", *heads], cells)
 
 
 def _cell(figures: Figures, read: Callable[[Figures], float], form: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -32,6 +32,8 @@ class Trace:
     """Bytes that each is charged."""
     seconds: list[float]
     """That each takes when it is alone."""
+    torn: bool = False
+    """Whether the file ended within a line, which is left out."""
 
     def __len__(self) -> int:
         return len(self.arrivals)
@@ -39,7 +41,8 @@ class Trace:
     def at_most(self, size: int) -> Trace:
         """Without those that are larger than ``size`` bytes."""
         keep = [index for index, asked in enumerate(self.sizes) if asked <= size]
-        return Trace(
+        return replace(
+            self,
             arrivals=[self.arrivals[i] for i in keep],
             sizes=[self.sizes[i] for i in keep],
             seconds=[self.seconds[i] for i in keep],
@@ -58,7 +61,8 @@ class Trace:
     def repeated(self, count: int) -> Trace:
         """Itself, so many times over, at the same rate."""
         step = self.arrivals[-1] * len(self) / max(1, len(self) - 1)
-        return Trace(
+        return replace(
+            self,
             arrivals=[turn * step + arrival for turn in range(count) for arrival in self.arrivals],
             sizes=self.sizes * count,
             seconds=self.seconds * count,
@@ -70,8 +74,13 @@ def read(path: Path, decoder: Decoder) -> Trace:
 
     Raises ``OSError``, and ``ValueError`` with the line that can't be read.
     """
+    torn = False
     with path.open(newline="") as lines:
-        rows = _decisions(lines) if path.suffix == ".jsonl" else _tokens(lines, decoder)
+        if path.suffix == ".jsonl":
+            decisions, torn = _decoded(lines)
+            rows: Iterable[tuple[float, int, float]] = _decisions(decisions)
+        else:
+            rows = _tokens(lines, decoder)
         found = sorted(rows, key=itemgetter(0))
     if not found:
         raise ValueError(f"{path} holds no request")
@@ -80,16 +89,33 @@ def read(path: Path, decoder: Decoder) -> Trace:
         arrivals=[arrival - first for arrival, _, _ in found],
         sizes=[size for _, size, _ in found],
         seconds=[seconds for _, _, seconds in found],
+        torn=torn,
     )
 
 
+def read_tokens(path: Path) -> list[tuple[float, int, int]]:
+    """(seconds, prompt tokens, new tokens) of each request of a CSV, in the order of their arrival.
+
+    Raises ``OSError``, and ``ValueError`` with the line that can't be read.
+    """
+    with path.open(newline="") as lines:
+        found = sorted(_rows(lines), key=itemgetter(0))
+    if not found:
+        raise ValueError(f"{path} holds no request")
+    return [(arrival - found[0][0], inputs, outputs) for arrival, inputs, outputs in found]
+
+
 def _tokens(lines: Iterable[str], decoder: Decoder) -> Iterator[tuple[float, int, float]]:
+    for arrival, inputs, outputs in _rows(lines):
+        yield arrival, decoder.size(inputs, outputs), decoder.seconds(inputs, outputs)
+
+
+def _rows(lines: Iterable[str]) -> Iterator[tuple[float, int, int]]:
     """From ``arrival_s,input_tokens,output_tokens``; further columns are left alone."""
     rows = csv.reader(lines)
     header = next(rows, [])
     if header[:3] != COLUMNS:
         raise ValueError(f"line 1: the first columns of a trace are {','.join(COLUMNS)}")
-    size, seconds = decoder.size, decoder.seconds
     for number, row in enumerate(rows, start=2):
         try:
             arrival, inputs, outputs = float(row[0]), int(row[1]), int(row[2])
@@ -97,22 +123,29 @@ def _tokens(lines: Iterable[str], decoder: Decoder) -> Iterator[tuple[float, int
             raise ValueError(f"line {number}: not a time and two counts of tokens: {row}") from None
         if arrival < 0 or inputs < 0 or outputs < 0 or not inputs + outputs:
             raise ValueError(f"line {number}: a time and tokens are positive: {row}")
-        yield arrival, size(inputs, outputs), seconds(inputs, outputs)
+        yield arrival, inputs, outputs
 
 
-def _decisions(lines: Iterable[str]) -> Iterator[tuple[float, int, float]]:
-    """From a ``DecisionLog``. What one never told is taken to be the median of its lane.
-
-    One that was refused has held nothing, and one that was refused before its body was
-    read has no estimate.
-    """
+def _decoded(lines: Iterable[str]) -> tuple[list[Decision], bool]:
+    """The lines of a ``DecisionLog``; a last one that a killed process left unfinished is left out."""
     decode = msgspec.json.Decoder(Decision).decode
     found = []
     for number, line in enumerate(lines, start=1):
         try:
             found.append(decode(line))
         except msgspec.MsgspecError as error:
+            if not line.endswith("\n"):
+                return found, True
             raise ValueError(f"line {number}: not a decision: {error}") from None
+    return found, False
+
+
+def _decisions(found: Sequence[Decision]) -> Iterator[tuple[float, int, float]]:
+    """What one never told is taken to be the median of its lane.
+
+    One that was refused has held nothing, and one that was refused before its body was
+    read has no estimate.
+    """
     sizes = _usual((each.lane, each.bytes) for each in found)
     holds = _usual((each.lane, each.held) for each in found)
     for each in found:

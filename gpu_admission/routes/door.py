@@ -13,7 +13,9 @@ import anyio
 from starlette.requests import Request
 
 from gpu_admission.admission import Admission
-from gpu_admission.admission.lease import Lease, enter, leave
+from gpu_admission.admission.context import enter, leave
+from gpu_admission.admission.feedback import bind
+from gpu_admission.admission.lease import Lease
 from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.errors import AdmissionError, ClientLeft, Rejected
 from gpu_admission.http.intake import Intake
@@ -39,12 +41,12 @@ class Door:
         """The parameter by which FastAPI hands over the lease."""
         self.estimator: Estimator | None = None if estimator is None else as_estimator(estimator)
         if self.estimator is not None:
-            admission.bind(self.estimator)
+            bind(self.estimator, lambda: admission.largest)
         self._streams: dict[int, Steps] = {}
 
     async def depend(self, request: Request) -> AsyncIterator[Lease]:
         """FastAPI's side: a dependency that yields the lease and ends it after the response."""
-        held = self.admission.held()
+        held = self.admission.entrance.held()
         if held is not None:
             yield held
             return
@@ -69,7 +71,7 @@ class Door:
 
     async def respond(self, request: Request, call: Callable[[Lease], Awaitable[Any]]) -> Any:
         """Starlette's side: the endpoint's response, which gives the bytes back once it is sent."""
-        held = self.admission.held()
+        held = self.admission.entrance.held()
         if held is not None:
             return await call(held)
         intake = self._intake(request)

@@ -35,15 +35,11 @@ class Rule:
         self.estimator = estimator
         self.dialect = dialect
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
-        self.learns = learns(estimator)
+        self.learns = all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
+        """Whether the estimator wants to know what requests really took."""
         fixed = getattr(estimator, "fixed", None)
         self.fixed: Estimate | None = fixed if isinstance(fixed, Estimate) else None
         """What every request is charged, where that is always the same: then no estimator is asked."""
-
-
-def learns(estimator: object) -> bool:
-    """Whether ``estimator`` takes feedback: what each request really took."""
-    return all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
 
 
 class Fixed:

@@ -1,5 +1,22 @@
 """For the app behind: helpers around the model call, none of them required."""
 
+from gpu_admission.guards.health import Health
+from gpu_admission.serving.batcher import Batcher
+from gpu_admission.serving.call import BatchEvent, caller_contexts
+from gpu_admission.serving.child import ProcessDied
+from gpu_admission.serving.instances import Instances
 from gpu_admission.serving.offload import offload
+from gpu_admission.serving.processes import Processes
+from gpu_admission.serving.watchdog import Watchdog
 
-__all__ = ["offload"]
+__all__ = [
+    "BatchEvent",
+    "Batcher",
+    "Health",
+    "Instances",
+    "ProcessDied",
+    "Processes",
+    "Watchdog",
+    "caller_contexts",
+    "offload",
+]

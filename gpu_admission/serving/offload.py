@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from gpu_admission.admission.lease import current_lease
+from gpu_admission.admission.context import current_lease
 from gpu_admission.admission.threads import run_in_thread
 
 P = ParamSpec("P")

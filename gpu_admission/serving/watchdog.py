@@ -11,22 +11,30 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import anyio
 import anyio.to_thread
 
 from gpu_admission.types import Outcome
 
+Kind: TypeAlias = Literal["ok", "error", "oom", "fault", "client"]
 logger = logging.getLogger("gpu_admission")
 
 
-class Reported(Protocol):
-    """An admission, for all that is called of it here."""
+class Endings(Protocol):
+    """What learns how work ends."""
 
-    def classify(self, error: BaseException, /) -> tuple[Literal["error", "oom", "fault", "client"], str]: ...
+    def classify(self, error: BaseException, /) -> tuple[Kind, str]: ...
 
     def report_outcome(self, outcome: Outcome, device: int, /) -> object: ...
+
+
+class Reported(Protocol):
+    """An admission, for all that is asked of it here."""
+
+    @property
+    def endings(self) -> Endings: ...
 
 
 class Watchdog:
@@ -72,7 +80,7 @@ class Watchdog:
     async def run(self) -> None:
         """Probe until cancelled."""
         while True:
-            self._admission.report_outcome(await self.look(), self._device)
+            self._admission.endings.report_outcome(await self.look(), self._device)
             await anyio.sleep(self._every)
 
     async def look(self) -> Outcome:
@@ -86,7 +94,7 @@ class Watchdog:
         except Exception as error:
             self._hung = 0
             logger.warning("watchdog: the probe failed with %s: %s", type(error).__name__, error)
-            return _outcome(*self._admission.classify(error))
+            return _outcome(*self._admission.endings.classify(error))
         if scope.cancelled_caught:
             return self._late()
         self._hung = 0
@@ -111,5 +119,5 @@ class Watchdog:
         return _outcome("fault" if self._hung >= self._hung_after else "error", "WatchdogTimeout")
 
 
-def _outcome(kind: Literal["ok", "error", "oom", "fault", "client"], error: str = "") -> Outcome:
+def _outcome(kind: Kind, error: str = "") -> Outcome:
     return Outcome(kind, 0, error, time.monotonic())

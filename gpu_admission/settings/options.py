@@ -84,10 +84,10 @@ class Options(TypedDict, total=False):
     """Refuse at arrival when the forecast wait is longer than the request may wait. Default: False."""
     devices: Iterable[Device] | None
     """Devices with one budget each, and one queue. Default: for a measured capacity the first device
-    that is found; one given in bytes watches none."""
+    that is found; for one given in bytes none is read."""
     guards: Iterable[Guard] | None
-    """What may lower the ceiling of a device; each device has its own copies. ``()`` is none. Default:
-    memory, out-of-memory and faults where devices are given or measured."""
+    """What may lower the ceiling of a device; each device has its own copies, ``()`` is none. Default:
+    out-of-memory and faults, and memory where a device is read."""
     placement: Literal["most_free", "best_fit", "round_robin"] | Placement
     """Which of several devices takes a request. Default: most_free."""
     overcommit: float

@@ -134,7 +134,7 @@ class Machine(RuleBasedStateMachine):
     @rule(share=st.floats(0.001, 1.0))
     def ask(self, share: float) -> None:
         size = max(1, int(max(self.capacities) * share))
-        limits = [account.limit for account in self.admission._ledger.accounts]
+        limits = [account.limit for account in self.admission.locked.ledger.accounts]
         try:
             lease: Lease = anyio.run(self._acquire, size)
         except Rejected:
@@ -185,13 +185,13 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_right(self) -> None:
-        for gpu, account in zip(self.gpus, self.admission._ledger.accounts, strict=True):
+        for gpu, account in zip(self.gpus, self.admission.locked.ledger.accounts, strict=True):
             assert account.in_use == gpu.held
 
     def _fresh(self) -> Iterator[tuple[Gpu, Any, int]]:
         """Cards, accounts and capacities, with what two looks in a row have shown in force."""
         look(self.admission, 2)
-        yield from zip(self.gpus, self.admission._ledger.accounts, self.capacities, strict=True)
+        yield from zip(self.gpus, self.admission.locked.ledger.accounts, self.capacities, strict=True)
 
 
 class ByAllocator(Machine):
@@ -224,7 +224,7 @@ class SeldomLooking(Machine):
     def look(self) -> None:
         super().look()
         look(self.admission)
-        for gpu, account in zip(self.gpus, self.admission._ledger.accounts, strict=True):
+        for gpu, account in zip(self.gpus, self.admission.locked.ledger.accounts, strict=True):
             assert account.limit <= max(1, self.available(gpu))
             assert account.free <= max(1, self.available(gpu)) - gpu.held
 

@@ -301,7 +301,7 @@ async def test_when_the_line_is_full_the_next_one_is_refused_at_once() -> None:
         assert room.states == ["held", "waiting", "waiting", "queue_full", "queue_full"]
         assert "max_waiting=2" in str(room.askers[-1].error)
         with pytest.raises(QueueFull):
-            room.admission.check_open()
+            room.admission.entrance.check_open()
         await room.close()
 
 
@@ -313,7 +313,7 @@ async def test_where_nobody_may_wait_the_refusal_says_so() -> None:
         await room.ask(40)
         assert room.states == ["held", "queue_full", "held"]
         assert "max_waiting=0" in str(refused.error)
-        room.admission.check_open()
+        room.admission.entrance.check_open()
         await room.close()
 
 
@@ -328,7 +328,7 @@ async def test_a_lane_has_a_timeout_and_a_bound_of_its_own() -> None:
         assert room.states == ["held", "waiting", "waiting", "queue_full", "queue_full"]
         assert "in lane 'batch'" in str(room.askers[3].error)
         assert "max_waiting=0" in str(now.error)
-        room.admission.check_open()
+        room.admission.entrance.check_open()
         await room.pass_time(599.0)
         assert room.states[1:3] == ["waiting"] * 2
         await room.pass_time(2.0)
@@ -389,7 +389,7 @@ async def test_a_size_that_is_none_is_refused_with_its_name() -> None:
 async def test_a_request_too_late_by_the_forecast_is_refused_as_it_comes() -> None:
     async with anyio.create_task_group() as group:
         room = Room(group, refuse_early=True, timeout=10.0, max_waiting=50)
-        ledger = room.admission._ledger
+        ledger = room.admission.locked.ledger
         ledger.drain._bytes, ledger.drain._busy = 10.0, 10.0
         await room.ask(100)
         soon = await room.ask(5, timeout=10.0)
@@ -442,7 +442,7 @@ async def test_every_refusal_is_complete_when_it_is_told() -> None:
             assert error.headers["X-GPU-Admission-Reason"] == reason
             assert (error.retry_after is None) == (reason == "too_large")
             assert repr(error).startswith(f"{type(error).__name__}({reason!r}, ")
-        assert room.admission.counts == {"admitted": 1, "queue_full": 1, "too_large": 1}
+        assert room.admission.events.counts == {"admitted": 1, "queue_full": 1, "too_large": 1}
         assert (holder.state, waiter.state) == ("held", "waiting")
         await room.close()
 
@@ -514,7 +514,7 @@ async def test_draining_refuses_those_who_wait_and_who_come_and_lets_the_others_
         assert (running.state, waiting.state, late.state) == ("held", "draining", "draining")
         assert isinstance(late.error, Unavailable)
         with pytest.raises(Unavailable, match="shutting down"):
-            room.admission.check_open()
+            room.admission.entrance.check_open()
         snapshot = room.admission.snapshot()
         assert (snapshot.draining, snapshot.closed_by) == (True, "drain")
         await room.admission.aclose()
@@ -527,7 +527,7 @@ async def test_draining_in_a_signal_handler_waits_until_the_ledger_is_whole() ->
         room = Room(group)
         await room.ask(100)
         waiter = await room.ask(50)
-        with room.admission._lock:
+        with room.admission.locked:
             before = signal.signal(signal.SIGUSR1, lambda *_: room.admission.drain())
             signal.raise_signal(signal.SIGUSR1)
             signal.signal(signal.SIGUSR1, before)
@@ -590,7 +590,7 @@ async def test_shadow_says_who_would_only_have_waited() -> None:
         room = Room(group, mode="shadow", timeout=30.0)
         await room.ask(60)
         await room.ask(60)
-        assert room.admission.counts["shadow_waited"] == 1
+        assert room.admission.events.counts["shadow_waited"] == 1
         await room.close()
 
 
@@ -600,12 +600,12 @@ async def test_switched_off_it_counts_and_tells_nothing() -> None:
         await room.ask(1000)
         room.admission.drain()
         await room.ask(1000)
-        room.admission.check_open()
+        room.admission.entrance.check_open()
         assert room.states == ["held", "held"]
         assert room.admission.snapshot().in_use == 0
         await room.close()
         assert room.events == []
-        assert not room.admission.counts
+        assert not room.admission.events.counts
 
 
 # what is told
@@ -622,7 +622,7 @@ async def test_observers_hear_of_each_lease_from_its_beginning_to_its_end() -> N
         with pytest.raises(Rejected):
             async with room.admission.lease(101):
                 pass
-        room.admission.left(lane=1, route="/x")
+        room.admission.entrance.left(lane=1, route="/x")
         started, admitted, resized, released, refused, left = room.events
         assert (started.kind, started.bytes) == ("started", 100)
         assert (admitted.kind, admitted.bytes, admitted.lane) == ("admitted", 60, "b")
@@ -718,9 +718,9 @@ async def test_the_queue_can_be_asked_for() -> None:
 
 async def test_a_request_that_holds_a_lease_reuses_it_at_every_door() -> None:
     admission = Admission(capacity=100, estimator=100, timeout=0)
-    assert admission.held() is None
+    assert admission.entrance.held() is None
     async with admission.lease(100) as lease:
-        assert admission.held() is lease
+        assert admission.entrance.held() is lease
         async with admission.lease(100) as again:
             assert again is lease
     assert admission.snapshot().in_use == 0
@@ -732,7 +732,7 @@ async def test_a_generator_that_holds_a_lease_and_is_collected_while_the_ledger_
         room = Room(group)
         lease = await room.admission.acquire(Estimate(100))
         waiter = await room.ask(100)
-        with room.admission._lock:
+        with room.admission.locked:
             lease.release()
             assert room.admission.snapshot().in_use == 100
         await room.clock.turn()

@@ -15,7 +15,8 @@ import anyio.to_thread
 import pytest
 
 from gpu_admission import Admission, Lease, QueueFull, Rejected, current_lease
-from gpu_admission.admission.lease import LeaseContext, held_lease
+from gpu_admission.admission.block import LeaseContext
+from gpu_admission.admission.context import held_lease
 from gpu_admission.types import Estimate
 from tests.cases.harness import settle
 
@@ -278,10 +279,10 @@ async def test_the_lease_is_found_while_it_is_held_and_not_afterwards() -> None:
     assert current_lease() is None
     async with admission.lease(10) as lease:
         assert current_lease() is lease
-        assert held_lease(admission) is lease
+        assert held_lease(admission.endings) is lease
         lease.release()
         assert current_lease() is None
-        assert held_lease(admission) is None
+        assert held_lease(admission.endings) is None
     assert current_lease() is None
 
 
@@ -310,7 +311,7 @@ async def test_leases_of_two_admissions_are_held_at_once() -> None:
     one, other = budget(), budget()
     async with one.lease(10) as outer, other.lease(20) as inner:
         assert current_lease() is inner
-        assert (held_lease(one), held_lease(other)) == (outer, inner)
+        assert (held_lease(one.endings), held_lease(other.endings)) == (outer, inner)
         async with one.lease(99, timeout=0) as again:
             assert again is outer
     assert is_at_rest(one)

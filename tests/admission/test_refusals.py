@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_admission import Lane, QueueFull, QueueTimeout, Rejected, TooLarge, Unavailable
+from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.refusals import Refusals
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import Ticket
@@ -21,7 +22,7 @@ def refusals(capacity: int = 100, **settings: Any) -> tuple[Refusals, Ledger]:
         max_waiting=checked.max_waiting,
         max_waiting_per_flow=checked.max_waiting_per_flow,
     )
-    return Refusals(checked, ledger), ledger
+    return Refusals(checked, LockedLedger(ledger, lambda tickets: None)), ledger
 
 
 def test_a_request_that_can_never_fit_names_the_limit_that_it_passes() -> None:
@@ -94,12 +95,12 @@ def test_completing_fills_in_what_was_not_known_and_keeps_what_was() -> None:
     ledger.request(Ticket(100), 0.0)
     ledger.request(Ticket(60), 0.0)
     refused: Rejected = made.queue_full(0)
-    made.complete(refused, 7, 0.0)
+    made.complete(refused, 7)
     assert (refused.needed, refused.capacity, refused.waiting) == (7, 100, 1)
     assert refused.retry_after is not None
     assert 1 <= refused.retry_after <= 60
     known = made.too_large(101, 0)
-    made.complete(known, 7, 0.0)
+    made.complete(known, 7)
     assert (known.needed, known.capacity, known.retry_after) == (101, 100, None)
 
 
@@ -107,6 +108,6 @@ def test_nothing_is_said_about_other_requests_than_how_many_wait() -> None:
     made, ledger = refusals()
     ledger.request(Ticket(87, flow="secret-tenant"), 0.0)
     refused = made.queue_full(0)
-    made.complete(refused, 50, 0.0)
+    made.complete(refused, 50)
     assert "87" not in refused.detail
     assert "secret-tenant" not in repr(refused) + str(refused) + str(refused.headers)

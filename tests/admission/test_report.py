@@ -53,7 +53,7 @@ async def test_a_refusal_has_fired_and_is_counted_by_reason() -> None:
     admission = made()
     with pytest.raises(TooLarge):
         await admission.lease(101).__aenter__()
-    admission.left()
+    admission.entrance.left()
     report = admission.report()
     assert report.fired is True
     assert (report.requests, report.disconnected, dict(report.refused)) == (2, 1, {"too_large": 1})

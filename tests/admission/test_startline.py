@@ -12,7 +12,8 @@ from gpu_admission.estimators import Constant
 
 
 def line(**settings: Any) -> str:
-    return start_line(Admission(**({"capacity": "20GiB", "estimator": "1.2GiB"} | settings)))
+    admission = Admission(**({"capacity": "20GiB", "estimator": "1.2GiB"} | settings))
+    return start_line(admission.settings, admission.snapshot().capacity, admission.monitor.names)
 
 
 def test_it_names_the_budget_and_what_is_always_good_to_know() -> None:

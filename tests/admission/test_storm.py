@@ -180,7 +180,7 @@ async def test_a_storm_leaves_nothing_behind(layout: str) -> None:
 def _watch(scene: Scene) -> list[str]:
     """Every grant and every growth is looked at as it is made; what goes over a limit is listed."""
     exceeded: list[str] = []
-    admission, ledger = scene.admission, scene.admission._ledger
+    admission, ledger = scene.admission, scene.admission.locked.ledger
     grant, change = ledger._grant, ledger.change
 
     def look(ticket: Ticket) -> None:
@@ -199,7 +199,7 @@ def _watch(scene: Scene) -> list[str]:
             look(ticket)
         return granted
 
-    admission.observers = ()
+    admission.events.observers = ()
     admission.observe(scene.events.append)
     vars(ledger).update(_grant=granting, change=changing)
     return exceeded
@@ -273,7 +273,7 @@ async def _calm(scene: Scene, calls: list[Stormy], clock: Clock) -> None:
         assert call.error is None or isinstance(call.error, (OSError, Boom)), repr(call.error)
     await anyio.to_thread.run_sync(_let_go, calls)
     scene.check_rest()
-    assert not scene.admission._ledger.lanes[0]._flows
+    assert not scene.admission.locked.ledger.lanes[0]._flows
 
 
 def _fate(call: Stormy) -> str:

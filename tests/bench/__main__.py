@@ -15,6 +15,7 @@ NAMES = (
     "overload",
     "ledger",
     "largebody",
+    "batching",
 )
 
 

@@ -169,12 +169,12 @@ class Load(NamedTuple):
 
 
 def loaded(pid: int, port: int) -> Load:
-    before = _processor_seconds(pid)
+    before = processor_seconds(pid)
     rate = load(port)
-    return Load(rate, (_processor_seconds(pid) - before) / (rate * SECONDS))
+    return Load(rate, (processor_seconds(pid) - before) / (rate * SECONDS))
 
 
-def _processor_seconds(pid: int) -> float:
+def processor_seconds(pid: int) -> float:
     """That a process has used; not a number where there is no ``/proc``."""
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():
@@ -217,10 +217,18 @@ async def _connection(port: int, end: float) -> int:
         answer = await reader.readuntil(b"\r\n\r\n")
         if not answer.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(f"the load failed: {answer!r}")
-        await reader.readexactly(len(CHAT))
+        await reader.readexactly(_content_length(answer))
         count += 1
     writer.close()
     return count
+
+
+def _content_length(head: bytes) -> int:
+    """Of an answer: an endpoint that writes JSON anew writes it shorter than it came."""
+    found = re.search(rb"(?i)\r\ncontent-length: *(\d+)\r\n", head)
+    if found is None:
+        raise RuntimeError(f"an answer without a Content-Length: {head!r}")
+    return int(found[1])
 
 
 def _serve(kind: str, name: str, port: str, loop: Any, http: Any) -> None:

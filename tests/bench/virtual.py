@@ -42,6 +42,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     loop = VirtualLoop()
     with (
         asyncio.Runner(loop_factory=lambda: loop) as runner,
-        mock.patch("gpu_admission.admission.controller._monotonic", loop.time),
+        mock.patch("gpu_admission.runtime.clock.monotonic", loop.time),
     ):
         return runner.run(work)

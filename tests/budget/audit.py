@@ -180,7 +180,7 @@ class Audit:
                 continue
             passing = [t for t in granted if self._passes(t, head)]
             self.passes[head] += len(passing)
-            assert self.passes[head] <= max(1, self.ledger.max_bypass) + others
+            assert self.passes[head] <= max(1, self.ledger.order.max_bypass) + others
             if was_due:
                 assert all(0 < t.head_since <= head.head_since for t in passing)
 
@@ -191,7 +191,7 @@ class Audit:
 
     def _heads(self) -> dict[Ticket, bool]:
         """The heads now, and whether each is due."""
-        self.common = self.ledger._sizes.common
+        self.common = self.ledger.sizes.common
         heads = [lane.head for lane in self.ledger.lanes]
         return {head: self._comes_first(head) for head in heads if head is not None}
 
@@ -236,7 +236,7 @@ class Audit:
         """Bytes of the largest that may pass the first head; any may pass one above every ceiling."""
         if not heads and own.bytes > self._most():
             return math.inf
-        sizes = self.ledger._sizes
+        sizes = self.ledger.sizes
         first = heads[0] if heads else own
         return max(min(self.common, sizes.common), int(first.bytes * sizes._part))
 
@@ -263,13 +263,13 @@ class Audit:
         return (not first, since, not self._is_inside_guarantee(head), -lane.lane.priority, head.arrived)
 
     def _comes_first(self, head: Ticket) -> bool:
-        return head.passed >= max(1, self.ledger.max_bypass) or self._is_old(head)
+        return head.passed >= max(1, self.ledger.order.max_bypass) or self._is_old(head)
 
     def _is_due(self, head: Ticket) -> bool:
-        return head.passed >= self.ledger.max_bypass or self._is_old(head)
+        return head.passed >= self.ledger.order.max_bypass or self._is_old(head)
 
     def _is_old(self, head: Ticket) -> bool:
-        return self.now - head.head_since >= self.ledger.max_bypass_wait
+        return self.now - head.head_since >= self.ledger.order.max_bypass_wait
 
     def _is_inside_guarantee(self, ticket: Ticket) -> bool:
         lane = self.ledger.lanes[ticket.lane]

@@ -495,13 +495,13 @@ async def test_a_hot_device_shrinks_and_then_closes_and_waiters_are_told(by_hand
 async def watch_once(admission: Admission, probe: Callable[[], object], device: int = 0) -> None:
     """Let a watchdog run until it has reported once."""
     reported: list[Outcome] = []
-    report = admission.report_outcome
+    report = admission.endings.report_outcome
 
     def noting(outcome: Outcome, device: int = 0) -> None:
         report(outcome, device)
         reported.append(outcome)
 
-    admission.report_outcome = noting  # type: ignore[method-assign]
+    admission.endings.report_outcome = noting  # type: ignore[method-assign]
     async with anyio.create_task_group() as group:
         group.start_soon(Watchdog(probe, admission=admission, device=device, every=3600).run)
         await until(lambda: bool(reported))

@@ -223,7 +223,7 @@ async def test_bl_72_a_driver_that_blocks_blocks_no_request() -> None:
             for _ in range(20):
                 assert (await scene.run(cost=100)).status == 200
             assert scene.admission.snapshot().devices[0].reading is None
-            scene.admission.stop()
+            scene.admission.startup.stop()
     finally:
         go.set()
 
@@ -488,7 +488,7 @@ async def test_bl_33_health_answers_whatever_is_full_or_closed(by_hand: HandCloc
         lease.release()
         await settle()
         for _ in range(2):
-            admission.report_outcome(Outcome("oom", 1))
+            admission.endings.report_outcome(Outcome("oom", 1))
         assert admission.snapshot().closed_by == "out-of-memory"
         await settle()
         assert waiting.status == 503

@@ -71,7 +71,7 @@ def _bare(app: ASGIApp) -> ASGIApp:
     """``app`` outside of the lease that the test itself holds."""
 
     async def bare(scope: Scope, receive: Receive, send: Send) -> None:
-        from gpu_admission.admission.lease import _current
+        from gpu_admission.admission.context import _current
 
         _current.set(None)
         await app(scope, receive, send)
@@ -161,7 +161,7 @@ async def test_bl_57_a_lease_whose_end_meets_a_change_of_the_ledger_ends_all_the
         admission = scene.admission
         context = admission.lease(60)
         lease = await context.__aenter__()
-        with admission._lock:
+        with admission.locked:
             lease.release()
         await settle()
         assert scene.in_use == 0

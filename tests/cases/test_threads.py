@@ -181,7 +181,7 @@ async def test_bl_52_what_the_thread_raises_comes_out_and_its_bytes_come_back() 
         with pytest.raises(ZeroDivisionError):
             await offload(fails)
         assert scene.in_use == 60
-        assert lease._handles == 0
+        assert lease.handles == 0
 
 
 async def test_bl_52_offload_outside_of_a_request_is_a_plain_thread() -> None:

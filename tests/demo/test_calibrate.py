@@ -12,16 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from gpu_admission.demo.calibrate import (
-    COMPANY,
-    SHAPES,
-    Costs,
-    Measured,
-    calibrate,
-    of_batch,
-    of_threads,
-    workload,
-)
+from gpu_admission.demo.calibrate import COMPANY, Costs, calibrate, workload
 from gpu_admission.demo.trace import PATH, Ask
 
 # The measuring is asyncio's: these run on asyncio alone.
@@ -87,18 +78,6 @@ async def test_threads_are_charged_all_that_one_takes_alone() -> None:
 async def test_a_calibration_that_fails_says_how() -> None:
     with pytest.raises(RuntimeError, match="calibration failed: failed 500"):
         await measured(Server(status=500), batch=True)
-
-
-def test_no_measurement_exceeds_what_is_reserved_for_it() -> None:
-    """Also where the cost is not linear: the fit is raised, never lowered."""
-    alone = [Measured(ask, 1, cost(ask) + bump) for ask, bump in zip(SHAPES, [0, 9, 900_000, 5], strict=True)]
-    many = [
-        Measured(ask, 16, 16 * cost(ask) + bump)
-        for ask, bump in zip(SHAPES, [9 * 10**6, 0, 0, 4 * 10**6], strict=True)
-    ]
-    for costs, rows in ((of_batch(alone, many), [*alone, *many]), (of_threads(alone), alone)):
-        for row in rows:
-            assert row.count * costs.of(row.ask) + costs.shared >= row.peak
 
 
 def test_the_room_is_divided_by_the_largest_or_left_to_bytes() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +14,7 @@ from gpu_admission.demo.report import Report
 from gpu_admission.demo.rounds import Plan, Say, Watch
 from gpu_admission.demo.server import ServerError
 from gpu_admission.demo.trace import Ask
+from gpu_admission.planning.terminal import Stages, Terminal
 from tests.demo.test_report import usual
 
 
@@ -50,7 +49,7 @@ def test_the_report_goes_to_stdout_and_the_rest_to_stderr(
     main([])
     shown = capsys.readouterr()
     assert "GPUAdmission answered 2.00 x" in shown.out
-    assert shown.err == "measuring\n"
+    assert shown.err == "up to 165 s; --seconds sets another limit\nmeasuring\n"
 
 
 def test_the_page_is_written_where_it_was_asked_for(plans: list[Plan], tmp_path: Path) -> None:
@@ -64,7 +63,8 @@ def test_the_page_is_written_where_it_was_asked_for(plans: list[Plan], tmp_path:
         (["--clients", "0"], "--clients: must be a whole number from 1"),
         (["--requests", "many"], "--requests: must be a whole number"),
         (["--seconds", "²"], "--seconds: must be a whole number"),
-        (["--wall", "big"], "--wall='big' is not a size"),
+        (["--wall", "big"], "--wall: size='big' is not a size"),
+        (["--html", "/nope/x.html"], "--html: there is no folder /nope"),
         (["--engine", "vllm"], "--engine: invalid choice: 'vllm'"),
         (["--fast"], "unrecognized arguments: --fast"),
     ],
@@ -96,7 +96,7 @@ def test_what_fails_is_said_in_one_line(
     monkeypatch.setattr(rounds, "run", run)
     monkeypatch.setattr(command, "NEEDS", ())
     assert main([]) == 1
-    assert capsys.readouterr().err == "gpu-admission demo: it ended\n"
+    assert capsys.readouterr().err.splitlines()[1:] == ["gpu-admission demo: it ended"]
 
 
 def test_an_interrupt_ends_it_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,35 +108,27 @@ def test_an_interrupt_ends_it_as_shells_expect(monkeypatch: pytest.MonkeyPatch) 
     assert main([]) == 130
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def progress_on(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], None]:
-    monkeypatch.setattr(sys, "stderr", stream)
-    return command._watch("mine", 20)
-
-
 def answers() -> list[Answer]:
     return [Answer(Ask(1, 1), "out_of_memory" if n == 3 else "ok", 0.0, 1.0) for n in range(20)]
 
 
-def test_progress_is_a_line_for_each_tenth_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_a_line_for_each_tenth_in_a_log() -> None:
     log = io.StringIO()
-    progress = progress_on(log, monkeypatch)
-    for answer in answers():
-        progress(answer)
+    with Stages(Terminal(log)) as stages:
+        progress = command._watch(stages, "mine", 20)
+        for answer in answers():
+            progress(answer)
     lines = log.getvalue().splitlines()
     assert len(lines) == 10
     assert lines[0] == "mine: 2/20 answered, 0 out of memory"
     assert lines[-1] == "mine: 20/20 answered, 1 out of memory"
 
 
-def test_progress_rewrites_its_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    progress = progress_on(terminal, monkeypatch)
-    for answer in answers():
-        progress(answer)
-    assert terminal.getvalue().count("\r") == 20
-    assert terminal.getvalue().count("\n") == 1
+def test_progress_is_drawn_on_a_terminal() -> None:
+    log = io.StringIO()
+    with Stages(Terminal(log, rich=True)) as stages:
+        progress = command._watch(stages, "mine", 20)
+        for answer in answers():
+            progress(answer)
+    assert "answered, 1 out of memory" in log.getvalue()
+    assert "\x1b[" in log.getvalue()

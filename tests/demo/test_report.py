@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from html.parser import HTMLParser
 
@@ -11,8 +12,9 @@ import pytest
 from gpu_admission.demo.figures import Trial, first_error, quantile
 from gpu_admission.demo.load import Answer, Outcome, Run
 from gpu_admission.demo.page import page
-from gpu_admission.demo.report import HEADINGS, Report, cells, text, verdict
+from gpu_admission.demo.report import HEADINGS, Report, cells, show, verdict
 from gpu_admission.demo.trace import Ask
+from gpu_admission.planning.terminal import Terminal
 
 START = 1000.0
 
@@ -48,6 +50,13 @@ def report(plain: Trial, slots: Trial, ours: Trial, **changes: object) -> Report
         error=first_error(plain.run.answers),
     )
     return msgspec.structs.replace(made, **changes)
+
+
+def text(made: Report) -> str:
+    """What ``show`` writes where there is no terminal."""
+    out = io.StringIO()
+    show(made, Terminal(out))
+    return out.getvalue()
 
 
 def usual(**changes: object) -> Report:
@@ -228,3 +237,12 @@ def test_what_came_from_elsewhere_is_escaped_in_the_page() -> None:
 def test_a_trial_without_samples_has_a_picture_without_an_area() -> None:
     empty = Trial("empty", Run(answers("ok"), 1.0, []), 100)
     assert page(report(empty, empty, empty)).count('class="use"') == 0
+
+
+def test_on_a_terminal_the_same_cells_are_drawn() -> None:
+    out = io.StringIO()
+    show(usual(), Terminal(out, rich=True))
+    drawn = out.getvalue()
+    assert "\x1b[" in drawn
+    for word in ("unprotected", "GPUAdmission", "answered 2.00 x"):
+        assert word in drawn

@@ -20,12 +20,11 @@ from gpu_admission.demo.figures import Trial
 from gpu_admission.demo.load import Answer, Outcome
 from gpu_admission.demo.page import page
 from gpu_admission.demo.protect import Bytes, Protection, Slots, Unprotected
-from gpu_admission.demo.report import text
 from gpu_admission.demo.rounds import Plan, last_level_cache, run
 from gpu_admission.demo.server import Ready, ServerError, ServerProcess, Settings
 from gpu_admission.demo.shape import Shape
 from gpu_admission.demo.trace import Ask, load
-from tests.demo.test_report import trial
+from tests.demo.test_report import text, trial
 
 SMALL = Shape(layers=4, hidden=256, heads=4, vocabulary=512)
 linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RLIMIT_DATA is Linux's")
@@ -51,7 +50,9 @@ def test_the_unprotected_app_runs_out_of_memory_and_the_protected_ones_answer_mo
         assert 0 < row.mean <= row.peak <= 1
     assert ours.peak > slots.peak
     assert lines[0].startswith("measuring")
-    assert "a request takes" in lines[1]
+    assert sum("at once of" in line for line in lines) == 8
+    assert any("a request takes" in line for line in lines)
+    assert sum("a new server loads" in line for line in lines) == 3
     assert "GPUAdmission: " in text(report)
     assert page(report).count('class="use"') == 3
 
@@ -68,7 +69,7 @@ def test_the_rounds_differ_in_their_protection_and_in_nothing_else(monkeypatch: 
         seen.append((label, protection, plan, asks))
         return trial(label, *answered(len(asks)))
 
-    monkeypatch.setattr(rounds, "_measured", lambda plan: (Ready(1, "cpu", "a wall"), costs))
+    monkeypatch.setattr(rounds, "_measured", lambda plan, say: (Ready(1, "cpu", "a wall"), costs))
     monkeypatch.setattr(rounds, "_round", one)
     plan = Plan(requests=3, room=10_000)
     report = run(plan, lambda line: None, lambda label, count: lambda answer: None)
@@ -92,7 +93,7 @@ def test_where_time_ran_out_the_next_round_replays_the_same_requests(monkeypatch
         return trial(label, *answered(5 if label.startswith("Semaphore") else len(asks)))
 
     costs = Costs({"prompt_tokens": 10.0, "new_tokens": 10.0}, 100, 1000)
-    monkeypatch.setattr(rounds, "_measured", lambda plan: (Ready(1, "cpu", "a wall"), costs))
+    monkeypatch.setattr(rounds, "_measured", lambda plan, say: (Ready(1, "cpu", "a wall"), costs))
     monkeypatch.setattr(rounds, "_round", one)
     run(Plan(requests=9), lambda line: None, lambda label, count: lambda answer: None)
     assert sent == [9, 9, 5]
@@ -102,7 +103,7 @@ def test_a_wall_that_leaves_no_room_is_said_before_anything_is_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     costs = Costs({"prompt_tokens": 1.0, "new_tokens": 1.0}, 10, 2 * 2**20)
-    monkeypatch.setattr(rounds, "_measured", lambda plan: (Ready(1, "cpu", "none"), costs))
+    monkeypatch.setattr(rounds, "_measured", lambda plan, say: (Ready(1, "cpu", "none"), costs))
     with pytest.raises(ValueError, match=r"--wall 1\.00 MiB is too small: a pass alone takes 2\.00 MiB"):
         run(Plan(room=2**20), lambda line: None, lambda label, count: lambda answer: None)
 

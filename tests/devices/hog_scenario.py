@@ -16,6 +16,7 @@ from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import State, Ticket
 from gpu_admission.devices import HostMemory, Readings, measure
 from gpu_admission.guards import MemoryGuard
+from gpu_admission.guards.verdict import limit_of
 
 REQUEST = 48 * 2**20
 HOG = 400 * 2**20
@@ -42,7 +43,7 @@ class Service:
 
     def look(self, index: int) -> None:
         readings = self.readings.latest(index)
-        ceiling = self.guard.ceiling(readings, (), readings[-1].taken_at)
+        ceiling = limit_of(self.guard, readings, (), readings[-1].taken_at).bytes
         self.start(self.ledger.allow(index, 0.0, ceiling=ceiling))
 
     def start(self, granted: object) -> None:

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 from gpu_admission.devices import Baseline, FixedDevice, ceiling, find_baseline, measure, room
 from gpu_admission.devices.capacity import free_bytes, reusable_cache
 from gpu_admission.guards import MemoryGuard
+from gpu_admission.guards.verdict import limit_of
 from gpu_admission.types import DeviceReading
 
 GIB = 2**30
@@ -165,7 +166,7 @@ class Card(RuleBasedStateMachine):
     @rule()
     def read(self) -> None:
         self.readings.append(self.look())
-        answer = self.guard.ceiling(self.readings[-32:], (), 1.0)
+        answer = limit_of(self.guard, self.readings[-32:], (), 1.0).bytes
         self.allowed = self.capacity if answer is None else answer
 
     @rule(share=st.floats(0.01, 1.0))

@@ -120,6 +120,34 @@ NEITHER = [
     error_of("onnxruntime.capi.onnxruntime_pybind11_state", "InvalidArgument", text="Got invalid dimensions"),
     TimeoutError(),
     KeyboardInterrupt(),
+    # C4: what a client wrote, in the text of a library's error
+    *(
+        error_of("onnxruntime.capi.onnxruntime_pybind11_state", "InvalidArgument", text=text)
+        for text in (
+            "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Invalid input name: CUDA_ERROR_ILLEGAL_ADDRESS",
+            "[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got 'CUDA failure 2: out of memory'",
+        )
+    ),
+    error_of(
+        "onnxruntime.capi.onnxruntime_pybind11_state",
+        "RuntimeException",
+        text="[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running "
+        "Tokenizer node. Name:'t' Status Message: no token for 'CUDA failure 700: an illegal memory access "
+        "was encountered'",
+    ),
+    error_of(
+        "tensorflow.python.framework.errors_impl",
+        "InvalidArgumentError",
+        text="no such key: RESOURCE_EXHAUSTED: CUDA_ERROR_ASSERT",
+    ),
+    error_of(
+        "jaxlib.xla_extension",
+        "XlaRuntimeError",
+        RuntimeError,
+        text="INVALID_ARGUMENT: 'Failed to x: CUDA_ERROR_ASSERT'",
+    ),
+    error_of("cupy.cuda.compiler", "CompileException", text="<source>: cudaErrorAssert: device-side assert"),
+    error_of("numba.core.errors", "TypingError", text="name 'CUDA_ERROR_OUT_OF_MEMORY' is not defined"),
 ]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from gpu_admission.devices import empty_cache, measure
 from gpu_admission.guards import MemoryGuard
+from gpu_admission.guards.verdict import limit_of
 from gpu_admission.types import DeviceReading
 
 
@@ -172,34 +173,30 @@ def test_memory_is_asked_back_once_before_requests_have_to_wait() -> None:
     calls: list[int] = []
     memory = guard(reclaim=lambda: calls.append(1), cool_down=30)
     full = [reading(used=100)] * 2
-    memory.ceiling([reading()], (), 0.0)
-    assert memory.action is None
-    memory.ceiling(full, (), 1.0)
-    assert memory.action is not None
-    memory.action()
+    assert limit_of(memory, [reading()], (), 0.0).action is None
+    action = limit_of(memory, full, (), 1.0).action
+    assert action is not None
+    action()
     assert calls == [1]
-    memory.action = None
-    memory.ceiling([reading(at=20.0, used=100)], (), 20.0)
-    assert memory.action is None, "not again so soon"
-    memory.ceiling([reading(at=31.0, used=100)], (), 31.0)
-    assert memory.action is not None
+    again = limit_of(memory, [reading(at=20.0, used=100)], (), 20.0)
+    assert again.action is None, "not again so soon"
+    assert limit_of(memory, [reading(at=31.0, used=100)], (), 31.0).action is not None
 
 
 def test_memory_is_not_asked_back_while_something_can_still_start() -> None:
     memory = guard(reclaim=lambda: None)
     memory.ceiling([reading()], (), 0.0)
-    memory.ceiling([reading(used=75)], (), 0.0)
-    assert memory.action is None
+    assert limit_of(memory, [reading(used=75)], (), 0.0).action is None
 
 
 def test_torchs_cache_is_not_emptied_when_it_is_empty() -> None:
     memory = guard(reclaim=empty_cache)
     start = reading(reserved=0, allocated=0)
     memory.ceiling([start], (), 0.0)
-    memory.ceiling([start, reading(used=100, reserved=0, allocated=0)], (), 0.0)
-    assert memory.action is None
-    memory.ceiling([start, reading(used=100, ours=5, reserved=5, allocated=0, held=50)], (), 0.0)
-    assert memory.action is empty_cache
+    full = reading(used=100, reserved=0, allocated=0)
+    assert limit_of(memory, [start, full], (), 0.0).action is None
+    cached = reading(used=100, ours=5, reserved=5, allocated=0, held=50)
+    assert limit_of(memory, [start, cached], (), 0.0).action is empty_cache
 
 
 def test_a_reading_without_a_capacity_is_held_against_the_whole_device() -> None:

@@ -16,6 +16,7 @@ from gpu_admission.devices import FixedDevice, NvmlDevice, Readings
 from gpu_admission.devices import discover as found_devices
 from gpu_admission.devices.discover import Discovery
 from gpu_admission.guards import FaultGuard, MemoryGuard, OutOfMemoryGuard, ThermalGuard
+from gpu_admission.runtime.fork import renew_all
 from gpu_admission.types import DeviceReading, Estimate, Outcome
 from tests.cards import Card, HandClock, Opinion, look
 from tests.cases.harness import scenario
@@ -202,8 +203,16 @@ async def test_in_shadow_nobody_waits_for_a_measurement_nor_is_refused_by_one(by
 
 
 async def test_in_shadow_cold_requests_pass_and_are_judged_once_it_is_measured(by_hand: HandClock) -> None:
-    async with scenario(capacity=None, devices=[Card(by_hand)], mode="shadow") as scene:
+    may_read = threading.Event()
+
+    class Slow(Card):
+        def read(self) -> DeviceReading:
+            may_read.wait(30)
+            return super().read()
+
+    async with scenario(capacity=None, devices=[Slow(by_hand)], mode="shadow") as scene:
         cold = await scene.run(cost=500)
+        may_read.set()
         thread = scene.admission.monitor._aside
         assert thread is not None
         thread.join(30)
@@ -220,7 +229,7 @@ async def in_shadow(admission: Admission) -> None:
 
 
 async def enforced(admission: Admission) -> None:
-    admission.check_open()
+    admission.entrance.check_open()
     (await hold(admission, 1)).release()
 
 
@@ -232,20 +241,19 @@ async def started(admission: Admission) -> None:
     ("mode", "work"), [("enforce", enforced), ("enforce", started), ("shadow", in_shadow)]
 )
 async def test_in_a_forked_process_all_that_lives_is_made_anew(
-    by_hand: HandClock, monkeypatch: pytest.MonkeyPatch, mode: Any, work: Any
+    by_hand: HandClock, mode: Any, work: Any
 ) -> None:
     """As seen from inside; whole processes are in ``test_fork``."""
     card = Card(by_hand, 100)
     admission = watched(devices=[card], mode=mode, margin=0)
     await work(admission)
     lease = await hold(admission, 60)
-    before = admission.monitor, admission._lock, admission.buffer
-    monkeypatch.setattr("os.getpid", lambda: -1)
-    admission._loop = object()  # there its event loop is another one, too
+    before = admission.monitor, admission.locked, admission.buffer
+    renew_all()
     card.foreign = 70
     await work(admission)
     assert (admission.snapshot().capacity, admission.in_use) == (30, 0)
-    assert not set(map(id, before)) & {id(admission.monitor), id(admission._lock), id(admission.buffer)}
+    assert not set(map(id, before)) & {id(admission.monitor), id(admission.locked), id(admission.buffer)}
     lease.release()
     assert admission.in_use == 0
 
@@ -345,7 +353,7 @@ async def test_each_device_has_its_own_copy_of_each_guard(by_hand: HandClock) ->
     admission = watched(
         capacity=100, devices=[Card(by_hand, name="a"), Card(by_hand, name="b")], guards=[OutOfMemoryGuard()]
     )
-    admission.report_outcome(end("oom"), device=1)
+    admission.endings.report_outcome(end("oom"), device=1)
     assert [device.ceiling for device in admission.snapshot().devices] == [None, 80]
 
 
@@ -468,8 +476,18 @@ def test_a_guard_that_reads_a_device_needs_one(guard: Any) -> None:
 def test_on_fault_is_for_the_default_guards_and_brings_them() -> None:
     with pytest.raises(ValueError, match=r"use FaultGuard\(on_fault=\.\.\.\)"):
         watched(capacity=100, guards=[OutOfMemoryGuard()], on_fault="exit")
-    assert watched(capacity=100, on_fault="exit").monitor.is_watching
-    assert not watched(capacity=100).monitor.is_watching
+    told: list[str] = []
+    called = threading.Event()
+
+    def on_fault(reason: str) -> None:
+        told.append(reason)
+        called.set()
+
+    admission = watched(capacity=100, on_fault=on_fault)
+    admission.endings.report_outcome(Outcome("fault", 1, "Xid"))
+    assert admission.snapshot().closed_by == "fault"
+    assert called.wait(30)
+    assert told == ["a request failed with Xid"]
 
 
 def test_a_guard_that_can_not_be_copied_is_refused(by_hand: HandClock) -> None:
@@ -505,14 +523,14 @@ async def test_of_very_many_ends_the_last_are_told(by_hand: HandClock) -> None:
     guard = Opinion()
     admission = watched(capacity=100, devices=[Card(by_hand)], guards=[guard])
     for number in range(3000):
-        admission.report_outcome(Outcome("ok", number))
+        admission.endings.report_outcome(Outcome("ok", number))
     look(admission)
     assert [outcome.bytes for outcome in guard.shown] == list(range(3000 - 1024, 3000))
 
 
 async def test_without_guards_nothing_is_remembered(by_hand: HandClock) -> None:
     admission = watched(capacity=100, devices=[Card(by_hand)], guards=[])
-    admission.report_outcome(end("fault"))
+    admission.endings.report_outcome(end("fault"))
     look(admission)
     assert admission.snapshot().devices[0].reading is not None
     assert not admission.monitor._watched[0].outcomes
@@ -622,10 +640,10 @@ async def test_readings_run_from_start_to_stop_and_again() -> None:
         (thread,) = ticking()
         await admission.begin()
         assert ticking() == [thread]
-        admission.stop()
+        admission.startup.stop()
         await anyio.to_thread.run_sync(thread.join, 30)
         assert ticking() == []
-    admission.stop()
+    admission.startup.stop()
 
 
 async def test_the_first_request_starts_them_and_closing_ends_them() -> None:

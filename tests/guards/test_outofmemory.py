@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_admission.guards import OutOfMemoryGuard
+from gpu_admission.guards.verdict import limit_of
 from gpu_admission.types import DeviceReading, Outcome
 
 Kind = Literal["ok", "error", "oom", "fault", "client"]
@@ -15,7 +16,7 @@ READINGS = [DeviceReading(total=1000, capacity=1000)]
 
 
 def tell(guard: OutOfMemoryGuard, now: float, *kinds: Kind) -> int | None:
-    return guard.ceiling(READINGS, [Outcome(kind, 10) for kind in kinds], now)
+    return limit_of(guard, READINGS, [Outcome(kind, 10) for kind in kinds], now).bytes
 
 
 class Door:
@@ -87,8 +88,8 @@ def test_recovery_starts_from_the_last_failure() -> None:
 
 def test_without_a_known_capacity_it_can_still_open() -> None:
     guard = OutOfMemoryGuard(opens_after=2)
-    assert guard.ceiling((), [Outcome("oom", 1)], 0.0) is None
-    assert guard.ceiling((), [Outcome("oom", 1)], 0.0) == 0
+    assert limit_of(guard, (), [Outcome("oom", 1)], 0.0).bytes is None
+    assert limit_of(guard, (), [Outcome("oom", 1)], 0.0).bytes == 0
 
 
 def test_a_success_between_failures_keeps_it_closed() -> None:
@@ -103,7 +104,7 @@ def test_after_failures_in_a_row_nobody_enters_for_the_cool_down(door: Door) -> 
     assert not door.enter()
     assert door.guard.retry_at == 30.0
     assert door.guard.reason == "3 requests in a row ran out of memory: closed for 30 s"
-    assert not door.guard.restart_only
+    assert not limit_of(door.guard, READINGS, (), door.now).restart_only
 
 
 def test_of_a_crowd_exactly_one_is_let_through_as_a_trial(door: Door) -> None:

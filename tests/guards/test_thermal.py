@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpu_admission.guards import Stage, ThermalGuard
+from gpu_admission.guards.verdict import limit_of
 from gpu_admission.types import DeviceReading
 
 
@@ -23,7 +24,7 @@ def replay(guard: ThermalGuard, trace: Iterable[tuple[float, float | None]]) -> 
     changes: list[tuple[float, int]] = []
     stage = guard.stage
     for now, degrees in trace:
-        guard.ceiling(at(degrees), (), now)
+        limit_of(guard, at(degrees), (), now)
         if guard.stage != stage:
             stage = guard.stage
             changes.append((now, stage))
@@ -71,13 +72,13 @@ def test_no_trace_at_all_changes_the_stage_twice_in_a_minute(temperatures: list[
 
 def test_the_stages_shrink_then_clamp_then_close() -> None:
     guard = ThermalGuard(dwell=0)
-    assert guard.ceiling(at(79), (), 0.0) is None
-    assert (guard.ceiling(at(80), (), 1.0), guard.clamp) == (750, None)
-    assert (guard.ceiling(at(86), (), 2.0), guard.clamp) == (500, 0.5)
+    assert limit_of(guard, at(79), (), 0.0).bytes is None
+    assert (limit_of(guard, at(80), (), 1.0).bytes, guard.clamp) == (750, None)
+    assert (limit_of(guard, at(86), (), 2.0).bytes, guard.clamp) == (500, 0.5)
     assert guard.reason == "86 °C: stage 2 of 3, from 85 °C"
-    assert guard.ceiling(at(95), (), 3.0) == 0
+    assert limit_of(guard, at(95), (), 3.0).bytes == 0
     assert guard.retry_at == 3.0
-    assert guard.ceiling(at(60), (), 4.0) is None
+    assert limit_of(guard, at(60), (), 4.0).bytes is None
     assert guard.reason == ""
     assert not guard.clamp
     assert not guard.retry_at
@@ -85,39 +86,40 @@ def test_the_stages_shrink_then_clamp_then_close() -> None:
 
 def test_a_stage_is_left_only_well_below_its_start() -> None:
     guard = ThermalGuard(dwell=0, hysteresis=5)
-    guard.ceiling(at(85), (), 0.0)
-    assert guard.ceiling(at(80.1), (), 1.0) == 500
-    assert guard.ceiling(at(80), (), 2.0) == 750
-    assert guard.ceiling(at(75.1), (), 3.0) == 750
-    assert guard.ceiling(at(75), (), 4.0) is None
+    limit_of(guard, at(85), (), 0.0)
+    assert limit_of(guard, at(80.1), (), 1.0).bytes == 500
+    assert limit_of(guard, at(80), (), 2.0).bytes == 750
+    assert limit_of(guard, at(75.1), (), 3.0).bytes == 750
+    assert limit_of(guard, at(75), (), 4.0).bytes is None
 
 
 def test_a_closed_device_says_when_to_come_back() -> None:
     guard = ThermalGuard(dwell=60)
-    assert guard.ceiling(at(99), (), 10.0) == 0
-    assert guard.retry_at == 70.0
-    assert not guard.restart_only
+    limit = limit_of(guard, at(99), (), 10.0)
+    assert limit.bytes == 0
+    assert limit.retry_at == guard.retry_at == 70.0
+    assert not limit.restart_only
 
 
 def test_an_unknown_temperature_is_not_hot() -> None:
-    assert ThermalGuard().ceiling(at(None), (), 0.0) is None
-    assert ThermalGuard().ceiling((), (), 0.0) is None
+    assert limit_of(ThermalGuard(), at(None), (), 0.0).bytes is None
+    assert limit_of(ThermalGuard(), (), (), 0.0).bytes is None
 
 
 def test_a_sensor_that_misses_a_beat_keeps_the_stage_and_one_that_dies_lets_go_of_it() -> None:
     guard = ThermalGuard(dwell=60)
-    guard.ceiling(at(92), (), 0.0)
-    assert guard.ceiling([*at(92), *at(None)], (), 61.0) == 0
-    assert guard.ceiling(at(None), (), 30.0) == 0
+    limit_of(guard, at(92), (), 0.0)
+    assert limit_of(guard, [*at(92), *at(None)], (), 61.0).bytes == 0
+    assert limit_of(guard, at(None), (), 30.0).bytes == 0
     assert "no longer told" in guard.reason
-    assert guard.ceiling(at(None), (), 62.0) is None
+    assert limit_of(guard, at(None), (), 62.0).bytes is None
 
 
 def test_without_a_known_capacity_a_stage_can_only_close() -> None:
     guard = ThermalGuard(dwell=0)
-    assert guard.ceiling(at(86, None), (), 0.0) is None
+    assert limit_of(guard, at(86, None), (), 0.0).bytes is None
     assert guard.clamp == 0.5
-    assert guard.ceiling(at(96, None), (), 0.0) == 0
+    assert limit_of(guard, at(96, None), (), 0.0).bytes == 0
 
 
 @pytest.mark.parametrize(

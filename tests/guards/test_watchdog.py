@@ -4,6 +4,7 @@ import threading
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from gpu_admission.guards import FaultGuard, OutOfMemoryGuard, classify
@@ -21,6 +22,7 @@ class Admission:
         self.outcomes: list[Outcome] = []
         self.enough = enough
         self.done = anyio.Event()
+        self.endings = self
 
     def classify(self, error: BaseException) -> tuple[Any, str]:
         return classify(error) or "error", type(error).__name__
@@ -79,7 +81,7 @@ async def test_a_failing_probe_feeds_the_same_guards(error: Exception, kind: str
     assert (await run(probe, admission))[0] == kind
     assert admission.outcomes[0].error == type(error).__name__
     fault, memory = admission.guards
-    assert fault.restart_only == (kind == "fault")
+    assert bool(fault.reason) == (kind == "fault")
     assert (memory.retry_at is not None) == (kind == "oom")
 
 
@@ -96,6 +98,9 @@ async def test_a_probe_that_hangs_is_an_error_and_then_a_fault_and_takes_one_thr
     finally:
         let_go.set()
     assert kinds[:4] == ["error", "error", "fault", "fault"]
+    with anyio.fail_after(30):
+        while not started:  # its thread may be slow to start
+            await anyio.lowlevel.checkpoint()
     assert started == [1]
     assert admission.outcomes[0].error == "WatchdogTimeout"
 

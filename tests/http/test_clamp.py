@@ -209,7 +209,7 @@ def test_on_a_route_of_its_own_the_body_is_the_frameworks_and_stays(by_hand: Han
 
     @admission.admit
     async def chat(request: Request) -> Response:
-        held = admission.held()
+        held = admission.entrance.held()
         assert held is not None
         charged.append(held.bytes)
         return await echo(request)

@@ -12,8 +12,8 @@ import trio
 import trio.testing
 
 from gpu_admission import Admission, Estimate, GPUAdmission, Lane
-from gpu_admission.admission import controller
 from gpu_admission.errors import QueueTimeout
+from gpu_admission.runtime import clock
 from gpu_admission.types import Event, Message, Receive, Scope, Send
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def one_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ledger reads the jumping clock too."""
-    monkeypatch.setattr(controller, "_monotonic", trio.current_time)
+    monkeypatch.setattr(clock, "monotonic", trio.current_time)
 
 
 def admission(**options: Any) -> Admission:

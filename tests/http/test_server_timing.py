@@ -64,7 +64,7 @@ async def test_who_has_waited_is_told_how_long() -> None:
         group.start_soon(ask)
         while not middleware.admission.snapshot().waiting:
             await anyio.lowlevel.checkpoint()
-        waiting = next(iter(middleware.admission._ledger.lanes[0].tickets()))
+        waiting = next(iter(middleware.admission.locked.ledger.lanes[0].tickets()))
         waiting.arrived -= 1.5
         lease.release()
     _, queue = timings(answers[0])

@@ -34,7 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("gpu_admission.admission.controller._monotonic", clock)
+    monkeypatch.setattr("gpu_admission.runtime.clock.monotonic", clock)
     return clock
 
 

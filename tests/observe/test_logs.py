@@ -117,7 +117,7 @@ def test_debug_lines_carry_the_memory(logged: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_start_is_no_request(logged: pytest.LogCaptureFixture) -> None:
-    observed().start()
+    observed().startup.start()
     assert records(logged) == []
 
 

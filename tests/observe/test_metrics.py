@@ -89,7 +89,7 @@ async def test_who_waits_is_shown_by_lane(registry: CollectorRegistry) -> None:
 async def test_the_first_failure_is_an_increase(registry: CollectorRegistry) -> None:
     """A series that begins at 1 has never increased, for Prometheus."""
     admission = observed(registry)
-    admission.start()
+    admission.startup.start()
     for outcome in ("ok", "error", "oom", "fault", "client"):
         assert value(registry, "leases_ended_total", lane="default", outcome=outcome) == 0
     assert value(registry, "leases_lost_total") == 0
@@ -196,7 +196,7 @@ def test_a_budget_that_is_gone_does_not_disturb_a_scrape(registry: CollectorRegi
     families = Families.of(registry)
     metrics = Metrics(registry=registry)
     metrics.watch(admission)
-    admission.observers = ()
+    admission.events.observers = ()
     del metrics
     gc.collect()
     assert families.shown("nobody") is None

@@ -87,7 +87,7 @@ async def test_the_start_is_told_once_with_the_configuration(caplog: pytest.LogC
         admission, notes = noted(mode="shadow")
         for _ in range(2):
             (await admission.acquire(Estimate(5))).release()
-        admission.start()
+        admission.startup.start()
     assert notes.kinds.count("started") == 1
     assert caplog.text.count("gpu_admission 'default' starts: capacity=100 B") == 1
 

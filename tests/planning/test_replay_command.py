@@ -96,6 +96,26 @@ def test_a_decision_log_is_replayed_on_the_capacity_that_is_given(
     assert float(other[1]) == 100
 
 
+def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "decisions.jsonl"
+    line = {"decision": "admitted", "route": "*", "lane": "default", "bytes": 60, "held": 5.0}
+    whole = "".join(json.dumps(line | {"arrival": 1e9 + n}) + "\n" for n in range(20))
+    path.write_text(whole + '{"decision": "admi')
+    out = printed(capsys, str(path), "--capacity", "100", "--only", "default")
+    assert "20 requests" in out
+    assert "the last line is torn" in out
+    path.write_text('{"decision": "admi\n' + whole)
+    assert "line 1: not a decision" in refused(capsys, str(path), "--capacity", "100")
+
+
+def test_a_timeout_of_0_lets_none_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, CODE, "--load", "2", "--only", "default", "--timeout", "0")
+    assert "timeout 0 s" in out
+    row = next(line.split() for line in out.splitlines() if line.startswith("default  "))
+    assert float(row[1]) < 100
+    assert row[7] == "0.0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

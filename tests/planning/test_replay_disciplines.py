@@ -101,8 +101,8 @@ def test_the_settings_reach_the_ledger() -> None:
     ledger = setup.ledger()
     assert ledger.capacity == 900
     assert ledger.lanes[0].max_waiting == 3
-    assert (ledger.max_running, ledger.max_bypass, ledger.max_bypass_wait) == (7, 5, 2.0)
-    assert disciplines()["fifo"].ledger(setup, trace(1)).max_bypass == 0
+    assert (ledger.max_running, ledger.order.max_bypass, ledger.order.max_bypass_wait) == (7, 5, 2.0)
+    assert disciplines()["fifo"].ledger(setup, trace(1)).order.max_bypass == 0
 
 
 def test_the_smaller_half_has_the_first_lane() -> None:
@@ -128,7 +128,7 @@ def test_true_sizes_scatter_around_what_was_charged() -> None:
 
 def replayed(waits: list[float], done: list[int], **more: object) -> Replayed:
     known: dict[str, object] = {"out_of_memory": 0, "refused": 0, "byte_seconds": 0.0}
-    known["forecasts"] = [math.nan] * len(waits)
+    known["forecasts"] = known["ends"] = [math.nan] * len(waits)
     fields = known | {"waits": waits, "done": bytearray(done)} | more
     return Replayed(**fields)  # type: ignore[arg-type]
 
@@ -199,7 +199,7 @@ def test_the_table_and_the_plot_have_a_line_for_each_row() -> None:
     named = [
         Row(name, row.figures, row.tenants) for name, row in zip(["default", "n-worst"], rows, strict=True)
     ]
-    lines = list(table(named))
+    lines = list(table(named).lines())
     assert [line.split("  ")[0] for line in lines[2:]] == ["default", "n-worst"]
     assert f"{named[0].figures.completed:.1f} %" in lines[2]
     axis, *bars = plot(named, 60.0)
@@ -211,7 +211,7 @@ def test_the_table_and_the_plot_have_a_line_for_each_row() -> None:
 
 def test_a_figure_that_is_not_there_is_a_dash() -> None:
     row = Row("default", figures(trace(5), replayed([NEVER], [0]), capacity=10), (math.nan, math.nan))
-    assert " - " in list(table([row]))[-1]
+    assert " - " in list(table([row]).lines())[-1]
 
 
 def test_a_terminal_without_blocks_gets_plain_letters() -> None:

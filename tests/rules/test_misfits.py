@@ -77,7 +77,7 @@ def test_a_formula_is_asked_about_the_smallest_request() -> None:
 def test_without_strict_it_is_said_when_work_begins(caplog: pytest.LogCaptureFixture) -> None:
     admission = Admission(capacity=100, estimator=101)
     assert caplog.text == ""
-    admission.start()
+    admission.startup.start()
     (warning,) = (record.message for record in caplog.records if record.levelname == "WARNING")
     assert warning == (
         "estimator: even the smallest request needs 101 B, and no request may ever hold more than 100 B: "

@@ -20,6 +20,7 @@ from gpu_admission.estimators.model.keys import Keys
 from gpu_admission.estimators.model.layer_order import Kind, depth_of_lists, layer_kinds
 from gpu_admission.estimators.model.layers import Layer, build_layer, cross_attention
 from gpu_admission.estimators.model.mlp import encoder_mlp_elements, mlp_elements
+from gpu_admission.estimators.model.parameters import Parameters, count_parameters
 
 _INSIDE = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
@@ -67,6 +68,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_positions: int | None = None
     dtype: str | None = None
     encoder: Encoder | None = None
+    parameters: Parameters | None = None
+    """Of the decoder, where the config tells: not of encoder-decoder and recurrent models."""
     vision: Mapping[str, Any] | None = None
     """The ``vision_config`` as it is, for estimators that read images."""
 
@@ -113,6 +116,7 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
     layers = tuple(_layers(keys, kinds, heads, hidden, crossed, shared))
     stored = [a for layer in layers if (a := layer.attention or layer.cross)]
     vision = keys.value("vision_config")
+    vocab = keys.size("vocab_size", "padded_vocab_size") or 0
     return ModelConfig(
         model_type=model_type,
         known=known,
@@ -122,12 +126,15 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
         head_dim=max((a.key_dim for a in stored), default=-(-hidden // heads)),
         kv_heads=max((a.heads for a in stored), default=heads),
         mlp=mlp_elements(keys, model_type, hidden),
-        vocab_size=keys.size("vocab_size", "padded_vocab_size") or 0,
+        vocab_size=vocab,
         max_positions=keys.size(
             "max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions"
         ),
         dtype=_dtype(keys),
         encoder=_encoder(keys, model_type, hidden, heads) if crossed else None,
+        parameters=None
+        if crossed
+        else count_parameters(keys, model_type, layers, hidden=hidden, heads=heads, vocab=vocab),
         vision=vision if isinstance(vision, Mapping) else None,
     )
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from gpu_admission.estimators.model.keys import Keys
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -47,6 +49,12 @@ _PLAIN_MLP = _names(
     trocr led musicgen_decoder bert roberta xlm-roberta xlm-roberta-xl roberta-prelayernorm electra camembert
     distilbert albert mpnet deberta deberta-v2 megatron-bert data2vec-text layoutlm longformer big_bird ernie
     esm squeezebert vit clip_text_model clip_vision_model siglip_text_model siglip_vision_model"""
+)
+
+# Whose output matrix is the input table, unless their config says otherwise.
+_TIED = _names(
+    """gpt2 gpt_neo gpt_bigcode bloom opt mpt falcon starcoder2 gemma gemma2 gemma3_text gemma3n_text
+    gemma4_text cohere cohere2 codegen openelm"""
 )
 
 # Types that ship their own code and keep to the common keys, or to those that ``config`` handles.
@@ -97,3 +105,9 @@ def has_plain_mlp(model_type: str) -> bool:
 def stores_repeated_heads(model_type: str) -> bool:
     """Whether transformers repeats its key/value heads to all query heads before it stores them."""
     return model_type in ("falcon", "RefinedWeb")
+
+
+def ties_embeddings(keys: Keys, model_type: str) -> bool:
+    """Whether the output matrix is the input table: as the config says, or as its class does."""
+    value = keys.value("tie_word_embeddings")
+    return value if isinstance(value, bool) else model_type in _TIED

@@ -1,6 +1,7 @@
 """How many elements for each token an MLP holds at once, dense or a mixture of experts.
 
-Owns the keys of feed-forward blocks. Used for activation peaks, never for caches.
+Owns the keys of feed-forward blocks, and how many parameters they have. Used for activation
+peaks and weights, never for caches.
 """
 
 from __future__ import annotations
@@ -20,6 +21,13 @@ _EXPERT = (
     "ffn_config.ffn_hidden_size",
     "moe_ffn_hidden_size",
 )
+_EXPERTS = (
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_num_experts",
+    "ffn_config.moe_num_experts",
+)
 _SHARED = (
     "shared_expert_intermediate_size",
     "moe_shared_expert_intermediate_size",
@@ -35,6 +43,27 @@ def mlp_elements(keys: Keys, model_type: str, hidden: int) -> int:
         *(_block_width(block, hidden) for block in keys.blocks()),
     ]
     return tensors * max(_dense(keys, hidden), *widths)
+
+
+def mlp_parameters(keys: Keys, model_type: str, hidden: int, index: int) -> tuple[int, int]:
+    """Parameters of the MLP of layer ``index``: all, and those that run for one token."""
+    matrices = _tensors(keys, model_type)
+    dense = matrices * hidden * (keys.size(*_WIDTH, layer=index) or _dense(keys, hidden))
+    experts = keys.size(*_EXPERTS)
+    if experts is None or keys.size(*_TOP_K) is None or not _mixes(keys, index):
+        return dense, dense
+    width = keys.size(*_EXPERT) or _dense(keys, hidden)
+    beside = hidden * experts + matrices * hidden * _shared(keys, width)
+    one = matrices * hidden * width
+    return beside + experts * one, beside + min(experts, keys.size(*_TOP_K) or 1) * one
+
+
+def _mixes(keys: Keys, index: int) -> bool:
+    """Whether layer ``index`` is a mixture: some models begin dense, or mix in every other layer."""
+    if index < (keys.size("first_k_dense_replace") or 0) or index in (keys.sequence("mlp_only_layers") or ()):
+        return False
+    step = keys.size("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step") or 1
+    return (index + 1) % step == 0
 
 
 def encoder_mlp_elements(keys: Keys, model_type: str, hidden: int) -> int:
@@ -62,8 +91,12 @@ def _mixture(keys: Keys) -> int:
     if top_k is None:
         return 0
     expert = keys.size(*_EXPERT) or _dense(keys, 0)
-    shared = keys.size(*_SHARED) or (keys.size("n_shared_experts", "num_shared_experts") or 0) * expert
-    return top_k * expert + shared
+    return top_k * expert + _shared(keys, expert)
+
+
+def _shared(keys: Keys, expert: int) -> int:
+    """Width of the experts that run for every token."""
+    return keys.size(*_SHARED) or (keys.size("n_shared_experts", "num_shared_experts") or 0) * expert
 
 
 def _block_width(block: Mapping[str, Any], hidden: int) -> int:

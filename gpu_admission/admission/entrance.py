@@ -1,0 +1,183 @@
+"""What every door asks of an admission: the cheap checks, a lease, a refusal completed and counted.
+
+Owns the order of these and the event loop that is served. Reading bodies and rendering refusals
+is the edge's work (``http``), who may start the ledger's, waiting ``waiting``'s.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import anyio
+import anyio.to_thread
+
+from gpu_admission.admission.context import nesting_lease
+from gpu_admission.admission.events import Events
+from gpu_admission.admission.lease import Issuer, Lease
+from gpu_admission.admission.locked import LockedLedger
+from gpu_admission.admission.refusals import Refusals
+from gpu_admission.admission.shadow import Shadow
+from gpu_admission.admission.startup import Startup
+from gpu_admission.admission.waiting import Deadline, Gone, Waiting
+from gpu_admission.budget.ticket import GRANTED, Ticket
+from gpu_admission.errors import Rejected
+from gpu_admission.guards.monitor import Monitor
+from gpu_admission.runtime.loop import Home, running_asyncio, running_loop
+from gpu_admission.settings import Settings
+from gpu_admission.types import Estimate
+
+
+class Asked(TypedDict, total=False):
+    """How a lease is asked for, beside its estimate."""
+
+    lane: int
+    flow: Any
+    timeout: float | None
+    """Seconds to wait at most; ``None``: the setting."""
+    deadline: Deadline | None
+    """Seconds left, which shorten the wait."""
+    route: str
+    gone: Gone | None
+    """Returns when there is nobody left to answer."""
+
+
+class Entrance:
+    """The way into one admission, in one process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        locked: LockedLedger,
+        home: Home,
+        monitor: Monitor,
+        issuer: Issuer,
+        events: Events,
+        refusals: Refusals,
+        startup: Startup,
+    ) -> None:
+        self.issuer = issuer
+        self._mode = settings.mode
+        self._lane_names = tuple(lane.name for lane in settings.lanes)
+        self._locked = locked
+        self._home = home
+        self._monitor = monitor
+        self._events = events
+        self._refusals = refusals
+        self._startup = startup
+        self._waiting = Waiting(settings, locked, monitor, refusals)
+        self._shadow = Shadow(issuer, locked, monitor, events, refusals, self._waiting)
+        self._measuring: anyio.CapacityLimiter | None = None
+
+    def check_open(self) -> None:
+        """The cheap checks, before a body is read. Raises ``Unavailable`` or ``QueueFull``."""
+        if self._mode != "enforce":
+            return
+        if running_asyncio() is not self._home.loop:
+            self._come_home()
+        ledger = self._locked.ledger
+        if ledger.closed:
+            raise self._refusals.draining()
+        if self._monitor.closed is not None:
+            raise self._refusals.closed(self._monitor.closed)
+        if ledger.waiting and len(self._lane_names) == 1 and ledger.is_full(0):
+            raise self._refusals.queue_full(0)
+
+    async def acquire(
+        self,
+        estimate: Estimate,
+        *,
+        lane: int = 0,
+        flow: Any = None,
+        timeout: float | None = None,
+        deadline: Deadline | None = None,
+        route: str = "*",
+        gone: Gone | None = None,
+    ) -> Lease:
+        """A lease on ``estimate.bytes``, after at most ``timeout`` seconds.
+
+        ``deadline()`` (seconds) shortens the wait. ``gone`` returns when there is nobody left
+        to answer. Raises ``Rejected``, or ``ClientLeft`` after ``gone``.
+        """
+        if self._mode != "enforce":
+            return self._without_deciding(Ticket(estimate.bytes, lane, flow), estimate, route)
+        if running_asyncio() is not self._home.loop:
+            self._come_home()
+        monitor, events = self._monitor, self._events
+        if not monitor.is_measured:
+            await self.measure()
+        if monitor.closed is not None:
+            raise self._refusals.closed(monitor.closed)
+        ticket = Ticket(estimate.bytes, lane, flow)
+        self._locked.ask(ticket)
+        if ticket.state is not GRANTED:
+            await self._waiting.wait(ticket, timeout, deadline, gone)
+        events.counts["admitted"] += 1
+        lease = Lease(self.issuer, ticket, estimate, route)
+        if events.observers:
+            events.of("admitted", lease)
+        return lease
+
+    def _without_deciding(self, ticket: Ticket, estimate: Estimate, route: str) -> Lease:
+        """A lease that is always given: recorded in ``shadow`` mode, not even counted in ``off``."""
+        if self._mode == "off":
+            return Lease(self.issuer, ticket, estimate, route)
+        if not self._monitor.is_measured:
+            self._monitor.measure_aside()
+        self._startup.start()
+        return self._shadow.lease(ticket, estimate, route)
+
+    async def measure(self) -> None:
+        """Have the capacity measured, once, where it was not given in bytes.
+
+        A device that does not tell stays closed: see ``Monitor.measure``. In ``shadow``
+        nobody waits for it.
+        """
+        if self._mode == "shadow":
+            self._monitor.measure_aside()
+        elif self._mode == "enforce" and not self._monitor.is_measured:
+            if running_asyncio() is not self._home.loop:
+                self._come_home()
+            await anyio.to_thread.run_sync(self._monitor.measure, limiter=self._measuring)
+            self._startup.start()
+
+    def held(self) -> Lease | None:
+        """The lease of this admission that the arriving request holds already."""
+        return nesting_lease(self.issuer)
+
+    def refused(
+        self, rejected: Rejected, *, lane: int = 0, route: str = "*", needed: int | None = None
+    ) -> None:
+        """Complete a refusal on its way out, count it and pass it on to the observers."""
+        self._refusals.complete(rejected, needed, self._monitor.lowered())
+        self._events.refused(rejected, lane, route)
+
+    def left(self, *, lane: int = 0, route: str = "*") -> None:
+        """Count a client that went away before the app was called."""
+        self._events.left(lane, route)
+
+    def lane_index(self, name: str | None) -> int:
+        """The place of the lane called ``name``; ``None`` is the first."""
+        if name is None:
+            return 0
+        try:
+            return self._lane_names.index(name)
+        except ValueError:
+            raise ValueError(f"there is no lane {name!r}; lanes are {', '.join(self._lane_names)}") from None
+
+    def _come_home(self) -> None:
+        """Serve the running event loop from now on. A second one, while the first runs, is refused."""
+        loop = running_loop()
+        home = self._home
+        with self._locked:
+            if loop is home.loop:
+                return  # trio's, which the quick look does not know
+            if home.is_taken:
+                raise RuntimeError(
+                    "this Admission already serves another event loop that is still running; "
+                    "give each loop (thread) an Admission of its own"
+                )
+            # Those who waited in the other loop hear of it there, should it ever run again.
+            self._locked.refuse_all()
+            home.loop = loop
+            self._measuring = anyio.CapacityLimiter(1)
+        self._startup.start()

@@ -1,0 +1,122 @@
+"""The ledger behind its one lock: every change goes through here, and wakes those whom it concerns.
+
+Owns that a change is whole before the next one begins, whichever thread, signal handler or
+garbage collection it comes from, and that what it granted or refused is woken. Who may start is
+the ledger's business, and how to wake the waiting's. A ledger that many processes share has the
+same face: its changes may take effect only when they have come back through its log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.ticket import Ticket
+from gpu_admission.runtime import clock
+from gpu_admission.runtime.turn import Turn
+
+Woken = Callable[[Sequence[Ticket]], object]
+
+
+class LockedLedger:
+    """A ledger, its turn and its wake-ups.
+
+    Read ``ledger`` inside ``with locked:`` where several figures must agree, with ``now()`` for
+    its time; never change it there. ``woken(tickets)`` is called inside the turn, from any
+    thread, with those that a change has granted or refused: it may only schedule.
+    """
+
+    __slots__ = ("_woken", "ledger", "turn")
+
+    def __init__(self, ledger: Ledger, woken: Woken) -> None:
+        self.ledger = ledger
+        self.turn = Turn()
+        self._woken = woken
+
+    def __enter__(self) -> Ledger:
+        self.turn.__enter__()
+        return self.ledger
+
+    def __exit__(self, *error: object) -> None:
+        self.turn.__exit__(*error)
+
+    def now(self) -> float:
+        """The ledger's time."""
+        return clock.monotonic()
+
+    # one ticket
+
+    def ask(self, ticket: Ticket) -> None:
+        """Have ``ticket`` granted, refused or put into the queue: see its state."""
+        turn = self.turn
+        with turn.lock:
+            turn.depth += 1
+            try:
+                changed = self.ledger.request(ticket, clock.monotonic())
+                if changed and changed != (ticket,):
+                    self._woken(changed)  # it may have let an earlier one start
+            finally:
+                turn.depth -= 1
+        if turn.late:
+            turn.catch_up()
+
+    def release(self, ticket: Ticket) -> None:
+        """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
+        turn = self.turn
+        with turn.lock:
+            turn.depth += 1
+            try:
+                changed = self.ledger.release(ticket, clock.monotonic())
+                if changed:
+                    self._woken(changed)
+            finally:
+                turn.depth -= 1
+        if turn.late:
+            turn.catch_up()
+
+    def force(self, ticket: Ticket) -> None:
+        """Hold ``ticket`` whether it fits or not: for watching without deciding."""
+        with self.turn:
+            self.ledger.force(ticket, self.now())
+
+    def change(self, ticket: Ticket, size: int) -> None:
+        """Make a held ticket ``size`` bytes large, whether that fits or not."""
+        with self.turn:
+            self._woken(self.ledger.change(ticket, size, self.now()))
+
+    # the whole
+
+    def held(self, device: int) -> tuple[int, int]:
+        """What ``device`` has in all, and how much of it leases hold."""
+        account = self.ledger.accounts[device]
+        return account.capacity, account.in_use
+
+    def allow(
+        self,
+        device: int,
+        *,
+        capacity: int | None = None,
+        ceiling: int | None = None,
+        max_running: int | None = None,
+    ) -> None:
+        """Set what ``device`` may hold, as ``Ledger.allow``."""
+        with self.turn:
+            changed = self.ledger.allow(
+                device, self.now(), capacity=capacity, ceiling=ceiling, max_running=max_running
+            )
+            self._woken(changed)
+
+    def resize(self, capacity: int) -> None:
+        """A new capacity for each device. Those who wait and can never fit now are refused."""
+        with self.turn:
+            self._woken(self.ledger.resize([capacity] * len(self.ledger.accounts), self.now()))
+
+    def drain(self) -> None:
+        """Let nothing in from now on, and refuse all who wait."""
+        with self.turn:
+            self._woken(self.ledger.close(self.now()))
+
+    def refuse_all(self) -> None:
+        """Send all who wait away."""
+        with self.turn:
+            self._woken(self.ledger.refuse_all(self.now()))

@@ -1,0 +1,88 @@
+"""How an admission begins to work in a process, and ends: the capacity measured, devices watched, said once.
+
+Owns what is checked and said when work begins. How a capacity is measured is the monitor's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import anyio
+import anyio.to_thread
+
+from gpu_admission.admission.events import Events
+from gpu_admission.admission.locked import LockedLedger
+from gpu_admission.admission.startline import start_line
+from gpu_admission.guards.monitor import Monitor
+from gpu_admission.rules.metering import Metering
+from gpu_admission.rules.misfits import misfits
+from gpu_admission.settings import Settings
+
+logger = logging.getLogger("gpu_admission")
+
+
+class Startup:
+    """The start and the stop of one admission in one process."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        metering: Metering,
+        locked: LockedLedger,
+        monitor: Monitor,
+        events: Events,
+    ) -> None:
+        self._settings = settings
+        self._metering = metering
+        self._locked = locked
+        self._monitor = monitor
+        self._events = events
+        self._started = False
+
+    async def begin(self) -> None:
+        """Measure the capacity and begin to watch the devices: at the server's startup.
+
+        Raises ``ValueError`` under ``strict=True`` for what could then not be served: a device
+        that does not tell its memory, a setting by which a request could never fit.
+        """
+        is_on = self._settings.mode != "off"
+        if is_on:
+            await anyio.to_thread.run_sync(self._monitor.measure)
+        self.start()
+        if self._settings.strict and is_on:
+            if self._monitor.failure:
+                raise ValueError(f"{self._monitor.failure} (strict=True)")
+            self.check_sizes()
+
+    def start(self) -> None:
+        """Work begins: said once, at the server's startup or else at the first request."""
+        if self._started or not self._monitor.is_measured:
+            return
+        self._started = True
+        if self._settings.mode != "off":
+            self._monitor.start()
+        with self._locked as ledger:
+            capacity = ledger.capacity
+        logger.info("%s", start_line(self._settings, capacity, self._monitor.names))
+        for sentence in self._misfits():
+            logger.warning("%s", sentence)
+        self._events.started(capacity)
+
+    def stop(self) -> None:
+        """Stop what runs in the background, until the server starts again."""
+        self._monitor.stop()
+        self._started = False
+
+    def check_sizes(self) -> None:
+        """Raises ``ValueError`` for a setting by which a request could never fit."""
+        for sentence in self._misfits():
+            raise ValueError(f"{sentence} (strict=True)")
+
+    def _misfits(self) -> Sequence[str]:
+        settings = self._settings
+        lanes = range(1 if settings.lane is None else len(settings.lanes))
+        with self._locked as ledger:
+            largest = max(ledger.largest(lane) for lane in lanes)
+        # Nothing is known of devices that have not told their memory yet.
+        return misfits(self._metering, settings.fallback, largest) if largest else ()

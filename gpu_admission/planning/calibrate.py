@@ -1,0 +1,109 @@
+"""What requests take, measured over a grid and fitted: the rows, and the sums made of them.
+
+Owns the fit and what is shared by requests that run together. Running a target and reading a
+meter are in ``targets`` and ``meters``; the demonstration measures its own server with this.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import anyio.to_thread
+import msgspec
+
+from gpu_admission.estimators import Linear, PeakMeter
+from gpu_admission.estimators.features import workload_of
+
+Cell = Mapping[str, int]
+"""One point of a grid: values by name."""
+
+
+class Target(Protocol):
+    """The real thing."""
+
+    def features(self, cell: Cell) -> Mapping[str, Any]:
+        """What an admission before it would read of a request of ``cell``."""
+        ...
+
+    async def run(self, cell: Cell, count: int) -> None:
+        """Do the work of ``count`` such requests at once, to its end. Raises ``RuntimeError``."""
+        ...
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """Most bytes in use, beyond those before, while ``count`` requests alike ran at once."""
+
+    features: Mapping[str, Any]
+    count: int
+    peak: int
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """What was found: bytes of each request, and ``shared`` by all that run at once."""
+
+    linear: Linear
+    shared: int
+
+    def of(self, features: Mapping[str, Any]) -> int:
+        """Bytes that one more request adds."""
+        return self.linear.estimate(workload_of(features)).bytes
+
+
+def grid(axes: Mapping[str, Sequence[int]]) -> Sequence[Cell]:
+    """Every combination of the values."""
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def of_alone(alone: Sequence[Measured], terms: Sequence[str]) -> Costs:
+    """Where all may be at their peak at once: what one takes alone is what each is charged."""
+    return fit([(one.features, one.peak) for one in alone], alone, terms)
+
+
+def of_batch(alone: Sequence[Measured], together: Sequence[Measured], terms: Sequence[str]) -> Costs:
+    """Where requests share a step: one more adds less than one alone takes, and the rest is shared."""
+    pairs = zip(alone, together, strict=True)
+    added = [(one.features, (many.peak - one.peak) // (many.count - one.count)) for one, many in pairs]
+    return fit(added, [*alone, *together], terms)
+
+
+def fit(
+    rows: Sequence[tuple[Mapping[str, Any], int]], measured: Sequence[Measured], terms: Sequence[str]
+) -> Costs:
+    """The nearest linear cost that no row exceeds; ``shared`` is the most that is left beside it.
+
+    Raises ``ValueError`` when the rows can't tell ``terms`` apart.
+    """
+    linear = Linear.fit([(features, max(0, size)) for features, size in rows], terms, never_below=True)
+    one = Costs(linear, 0)
+    shared = max(0, *(each.peak - each.count * one.of(each.features) for each in measured))
+    return Costs(linear, shared)
+
+
+async def measure(
+    target: Target,
+    meter: PeakMeter,
+    cells: Sequence[Cell],
+    *,
+    count: int = 1,
+    repeat: int = 3,
+    said: Callable[[str], None] = lambda text: None,
+) -> Sequence[Measured]:
+    """The most that each cell took of ``repeat`` times; once more before, which is not counted.
+
+    What a first run sets up for good (kernels, workspaces, pools) is in no row that way.
+    """
+    await target.run(cells[-1], count)
+    rows = []
+    for cell in cells:
+        peaks = [await _once(target, meter, cell, count) for _ in range(repeat)]
+        rows.append(Measured(target.features(cell), count, max(0, *peaks)))
+        said(" ".join(f"{name}={value}" for name, value in cell.items()))
+    return rows
+
+
+async def _once(target: Target, meter: PeakMeter, cell: Cell, count: int) -> int:
+    before = await anyio.to_thread.run_sync(meter.start)
+    await target.run(cell, count)
+    return await anyio.to_thread.run_sync(meter.peak) - before

@@ -1,0 +1,41 @@
+"""Starting a task that belongs to no request, on asyncio and on trio.
+
+Owns that one step. What such a task does, and how it ends, belongs to its owner: a task from
+here must catch its own errors, since no one awaits it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any
+
+
+def spawn(
+    function: Callable[..., Coroutine[Any, Any, None]], *args: Any, tasks: set[asyncio.Task[None]]
+) -> None:
+    """Start ``function(*args)`` in the running loop, in an empty context.
+
+    A task made the usual way would copy the context of whoever happened to make it: its
+    variables, its trace and its lease. ``tasks`` keeps asyncio's tasks from being collected
+    while they run; trio keeps its own.
+    """
+    loop = asyncio._get_running_loop()
+    if loop is None:
+        import trio
+
+        trio.lowlevel.spawn_system_task(function, *args, context=Context())
+        return
+    task = loop.create_task(function(*args), context=Context())
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+
+
+def is_cancelled() -> bool:
+    """Whether the running asyncio task is being cancelled itself.
+
+    A ``CancelledError`` may also come out of something it awaits that others have cancelled.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

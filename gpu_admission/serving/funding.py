@@ -1,0 +1,79 @@
+"""What pays for a batch: the leases that its callers hold already, and one of its own for the rest.
+
+Owns the bytes that running batches use of their callers' leases. A batch whose callers hold
+bytes of the same budget never waits for more: they would wait for it, and it for them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
+
+from gpu_admission.admission import Admission
+from gpu_admission.admission.context import held_lease
+from gpu_admission.admission.lease import Lease
+from gpu_admission.errors import QueueFull, Rejected
+from gpu_admission.serving.call import Call
+from gpu_admission.sizes import format_bytes
+
+
+class Funding:
+    """The accounts of one batcher with one admission."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._used: Counter[Lease] = Counter()
+        """Bytes of each caller's lease that running batches use."""
+
+    def held(self) -> Lease | None:
+        """The lease of this admission that the calling request holds."""
+        return held_lease(self._admission.endings)
+
+    @asynccontextmanager
+    async def pay(self, calls: Sequence[Call], size: int) -> AsyncIterator[None]:
+        """Hold ``size`` bytes for the block. Raises ``Rejected``, at once where a caller holds some."""
+        with ExitStack() as stack:
+            holders = self._keep(calls, stack)
+            missing = size - self._use(holders, size, stack)
+            if not missing:
+                yield
+                return
+            if holders and not self._is_free(missing):
+                raise _not_free(missing)
+            async with self._admission.lease(missing, timeout=0 if holders else None) as lease:
+                if any(holder.device_index != lease.device_index for holder in holders):
+                    raise _not_free(missing)
+                yield
+
+    def _is_free(self, missing: int) -> bool:
+        """Whether they can be had now. What is asked for in vain is counted as a client that was refused."""
+        now = self._admission.snapshot()
+        return now.mode != "enforce" or (missing <= now.available and not now.waiting)
+
+    def _keep(self, calls: Sequence[Call], stack: ExitStack) -> list[Lease]:
+        """The callers' leases that are open, and stay so: a caller may leave while its item runs."""
+        open_ones = {call.lease: None for call in calls if call.lease is not None and not call.lease.ended}
+        for lease in open_ones:
+            stack.enter_context(lease.keep())
+        return list(open_ones)
+
+    def _use(self, holders: Sequence[Lease], size: int, stack: ExitStack) -> int:
+        """Use what is free of the callers' leases, up to ``size``; the bytes that are covered so."""
+        covered = 0
+        for lease in holders:
+            share = min(size - covered, max(0, lease.bytes - self._used[lease]))
+            covered += share
+            self._used[lease] += share
+            stack.callback(self._give_back, lease, share)
+        return covered
+
+    def _give_back(self, lease: Lease, share: int) -> None:
+        self._used[lease] -= share
+        if not self._used[lease]:
+            del self._used[lease]
+
+
+def _not_free(missing: int) -> Rejected:
+    detail = f"its batch needs {format_bytes(missing)} more than its request holds, and they are not free now"
+    return QueueFull("queue_full", detail, needed=missing)

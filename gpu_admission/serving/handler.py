@@ -1,0 +1,81 @@
+"""One call of a batcher's handler: on the loop or in a thread, and its results checked.
+
+Owns what a handler may be and may return. Which items it gets, and where its results go, is
+decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from gpu_admission.runtime.task import is_cancelled
+
+Row_co = TypeVar("Row_co", covariant=True)
+
+
+class Rows(Protocol[Row_co]):
+    """A list, a tuple, an array or a tensor: one entry for each item, in their order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> Row_co: ...
+
+
+class Handler:
+    """``function`` of a list of items, at most ``limiter`` of its calls at once."""
+
+    def __init__(self, function: Any, limiter: anyio.CapacityLimiter) -> None:
+        self._function = function
+        self._limiter = limiter
+        self._is_async = _is_async(function)
+
+    async def __call__(self, items: list[Any]) -> Sequence[Any]:
+        """One result for each of ``items``. Raises ``TypeError`` or ``ValueError`` for anything else.
+
+        Results are never shifted: where their number is wrong, no caller gets another's.
+        """
+        results = await (self._on_loop(items) if self._is_async else self._in_thread(items))
+        if isinstance(results, (Mapping, Set, str, bytes)) or not hasattr(results, "__getitem__"):
+            kind = type(results).__name__
+            raise TypeError(f"the handler must return a list, tuple or array of results, not {kind}")
+        if len(results) != len(items):
+            raise ValueError(f"the handler returned {len(results)} results for {len(items)} items")
+        return [results[place] for place in range(len(items))]
+
+    async def _in_thread(self, items: list[Any]) -> Any:
+        results = await anyio.to_thread.run_sync(self._function, items, limiter=self._limiter)
+        return await results if inspect.isawaitable(results) else results
+
+    async def _on_loop(self, items: list[Any]) -> Any:
+        async with _one_of(self._limiter):
+            try:
+                return await self._function(items)
+            except asyncio.CancelledError as error:
+                if is_cancelled():
+                    raise
+                raise RuntimeError("something that the handler awaited was cancelled") from error
+
+
+@asynccontextmanager
+async def _one_of(limiter: anyio.CapacityLimiter) -> AsyncIterator[None]:
+    """A token of ``limiter``, without a turn of the loop where one is free."""
+    try:
+        limiter.acquire_nowait()
+    except anyio.WouldBlock:
+        await limiter.acquire()
+    try:
+        yield
+    finally:
+        limiter.release()
+
+
+def _is_async(function: Any) -> bool:
+    call = getattr(type(function), "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

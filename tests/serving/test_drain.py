@@ -1,0 +1,102 @@
+"""SIGTERM under real servers: open streams end whole, those who wait are refused, the process ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.bench.server import free_port, wait_for
+
+ROOT = Path(__file__).parents[2]
+SERVERS = {
+    "uvicorn": ["uvicorn", "examples.drain:app", "--log-level", "warning", "--port"],
+    "gunicorn": [
+        *("gunicorn", "examples.drain:app", "-k", "uvicorn_worker.UvicornWorker"),
+        *("--graceful-timeout", "60", "--log-level", "warning", "-b"),
+    ],
+}
+TOKENS = 25
+
+
+@contextmanager
+def running(name: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    port = free_port()
+    where = str(port) if name == "uvicorn" else f"127.0.0.1:{port}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, "-m", *SERVERS[name], where], cwd=ROOT, env=environment
+    ) as process:
+        try:
+            wait_for(port, 60)
+            yield process, f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+class Client(threading.Thread):
+    """Asks for a stream, and notes what came."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+        self.begun = threading.Event()
+        self.status = 0
+        self.text = ""
+
+    def run(self) -> None:
+        with (
+            httpx.Client(timeout=60) as client,
+            client.stream("POST", f"{self.url}/stream", json={"max_tokens": TOKENS}) as response,
+        ):
+            self.status = response.status_code
+            for text in response.iter_text():
+                self.text += text
+                self.begun.set()
+
+
+def until_waiting(url: str, count: int) -> None:
+    turn = threading.Event()
+    for _ in range(1000):
+        if httpx.get(f"{url}/health/ready", timeout=20).json()["waiting"] == count:
+            return
+        turn.wait(0.02)
+    raise AssertionError("nobody waits")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SERVERS)
+def test_sigterm_lets_streams_end_and_refuses_those_that_wait(name: str) -> None:
+    if name == "gunicorn":
+        pytest.importorskip("uvicorn_worker")
+    with running(name) as (process, url):
+        streams = [Client(url) for _ in range(2)]
+        for stream in streams:
+            stream.start()
+        for stream in streams:
+            assert stream.begun.wait(30)
+        waiters = [Client(url) for _ in range(3)]
+        for waiter in waiters:
+            waiter.start()
+        until_waiting(url, 3)
+        process.send_signal(signal.SIGTERM)
+        for waiter in waiters:
+            waiter.join(30)
+        assert [waiter.status for waiter in waiters] == [503] * 3
+        assert all('"draining"' in waiter.text for waiter in waiters)
+        assert all(stream.is_alive() for stream in streams), "they were refused while the streams go on"
+        for stream in streams:
+            stream.join(30)
+        words = [f"token-{number}" for number in range(TOKENS)]
+        assert all(stream.status == 200 and stream.text.split() == words for stream in streams)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+        with pytest.raises(httpx.ConnectError):
+            httpx.post(f"{url}/stream", json={}, timeout=20)

@@ -1,0 +1,269 @@
+"""What a batch holds: its bytes once, by its callers' leases first, without ever waiting for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from gpu_admission import Admission, GPUAdmission, Lease, Rejected, TooLarge, Unavailable, current_lease
+from gpu_admission.estimators import Constant
+from gpu_admission.serving import Batcher, BatchEvent
+from tests.serving.test_batcher import all_of, gather, turns
+
+pytestmark = pytest.mark.anyio
+MIB = 2**20
+
+
+def admission(capacity: int = 100, **settings: Any) -> Admission:
+    return Admission(**{"capacity": capacity, "estimator": Constant(1), "timeout": 10, **settings})
+
+
+async def test_a_batch_without_requests_holds_one_lease_for_its_padded_bytes() -> None:
+    budget = admission()
+    held: list[tuple[int, int, int]] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        lease = current_lease()
+        assert lease is not None
+        held.append((budget.in_use, lease.bytes, len(items) * max(items)))
+        return items
+
+    batcher = Batcher(handler, cost=lambda item: item, max_bytes=50, max_padding=1, admission=budget)
+    assert await all_of(batcher, [10, 5, 7, 9, 10, 3]) == [10, 5, 7, 9, 10, 3]
+    assert all(in_use == bytes == size for in_use, bytes, size in held)
+    assert budget.in_use == 0
+    assert budget.snapshot().peak <= 50
+
+
+async def test_a_plain_handler_finds_the_batchs_lease_in_its_thread() -> None:
+    budget = admission()
+
+    def handler(items: list[int]) -> list[int]:
+        lease = current_lease()
+        return [lease.bytes if lease else 0] * len(items)
+
+    assert await Batcher(handler, cost=7, admission=budget)(1) == 7
+
+
+async def test_a_batch_waits_for_its_bytes_in_the_queue_and_is_refused_as_the_queue_does() -> None:
+    budget = admission(timeout=0.05)
+    batcher: Batcher[int, int] = Batcher(lambda items: items, cost=60, max_bytes=60, admission=budget)
+    done = anyio.Event()
+
+    async def other(task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
+        async with budget.lease(50):
+            task_status.started()
+            await done.wait()
+
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(other)
+        with pytest.raises(Rejected, match=r"timeout=0\.05") as refused:
+            await batcher(1)
+        assert refused.value.reason == "queue_timeout"
+        done.set()
+        assert await batcher(2) == 2
+    assert budget.in_use == 0
+
+
+async def test_in_shadow_mode_every_batch_runs_whole() -> None:
+    budget = admission(10, mode="shadow", estimator=Constant(6))
+    site = Site(budget, cost=20, each=0)
+    assert await site.post(list(range(8))) == list(range(8))
+    assert max(site.sizes) > 1
+    assert budget.in_use == 0
+
+
+async def test_a_charge_that_covers_the_padding_lets_batches_run_whole_under_load() -> None:
+    budget = admission(1000, estimator=lambda info: -(-int(info.body) * 10 // 7), max_waiting=1000)
+    site = Site(budget, cost=lambda item: item, each=0, max_padding=0.3)
+    items = [30, 31, 40, 37] * 50
+    assert await site.post(items) == items
+    assert all(event.outcome == "ok" for event in site.events)
+    assert sum(site.sizes) / len(site.sizes) > 4
+    assert budget.snapshot().peak <= 1000
+
+
+async def test_a_batch_that_can_never_fit_runs_in_parts_that_do() -> None:
+    budget, sizes = admission(100), []
+
+    async def handler(items: list[int]) -> list[int]:
+        sizes.append(len(items))
+        return items
+
+    batcher = Batcher(handler, cost=30, admission=budget)
+    assert await all_of(batcher, range(8)) == list(range(8))
+    assert max(sizes) <= 3
+    sizes.clear()
+    assert await all_of(batcher, range(8)) == list(range(8))
+    assert sizes == [3, 3, 2], "what the refusal said is remembered"
+    with pytest.raises(TooLarge, match="capacity=100 B"):
+        await Batcher(handler, cost=101, admission=budget)(1)
+    assert budget.in_use == 0
+
+
+class Site:
+    """Requests behind the middleware that meet in a batcher."""
+
+    def __init__(self, budget: Admission, cost: Any, *, each: int, **settings: Any) -> None:
+        self.budget = budget
+        self.in_use: list[int] = []
+        self.sizes: list[int] = []
+        self.events: list[BatchEvent] = []
+        self.batcher = Batcher(
+            self.handle,
+            cost=cost,
+            admission=budget,
+            observer=self.events.append,
+            **{"max_padding": 1, **settings},
+        )
+        app = Starlette(routes=[Route("/", self.endpoint, methods=["POST"])])
+        self.app = GPUAdmission(app, admission=budget)
+        self.each = each
+
+    async def handle(self, items: list[int]) -> list[int]:
+        self.sizes.append(len(items))
+        self.in_use.append(self.budget.in_use)
+        await anyio.lowlevel.checkpoint()
+        return items
+
+    async def endpoint(self, request: Request) -> JSONResponse:
+        item = int(await request.body())
+        return JSONResponse(await self.batcher(item))
+
+    async def post(self, items: list[int]) -> list[Any]:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            answers = await gather(*(lambda item=item: client.post("/", content=str(item)) for item in items))
+        return [answer.json() if answer.status_code == 200 else answer.status_code for answer in answers]
+
+
+async def test_requests_behind_the_middleware_are_not_charged_twice() -> None:
+    budget = admission(320, estimator=Constant(10), max_waiting=1000)
+    site = Site(budget, cost=10, each=10)
+    assert await site.post(list(range(200))) == list(range(200))
+    assert budget.snapshot().peak <= 320
+    assert max(site.sizes) > 1
+    assert budget.snapshot().counts["admitted"] == 200, "no batch needed a lease of its own"
+    assert budget.in_use == 0
+
+
+async def test_what_padding_needs_beyond_the_callers_leases_is_held_too() -> None:
+    budget = admission(1000, estimator=lambda info: int(info.body), max_waiting=1000)
+    site = Site(budget, cost=lambda item: item, each=0)
+    assert await site.post([10, 30, 20]) == [10, 30, 20]
+    assert max(site.in_use) == 90, "three rows as long as the longest"
+    assert budget.in_use == 0
+
+
+async def test_requests_that_fill_the_budget_never_wait_for_each_other() -> None:
+    """Each holds its bytes and waits for its batch; a batch that waited for more would wait for ever."""
+    budget = admission(100, estimator=lambda info: int(info.body), timeout=30, max_waiting=1000)
+    site = Site(budget, cost=lambda item: item, each=0)
+    items = [10, 30, 20, 40] * 25
+    with anyio.fail_after(25):
+        assert await site.post(items) == items
+    assert budget.snapshot().peak <= 100
+    assert all(event.outcome in ("ok", "refused") for event in site.events)
+    assert set(budget.snapshot().counts) <= {"admitted"}, "no client was refused, and none is counted so"
+    assert budget.in_use == 0
+
+
+async def test_requests_with_and_without_a_lease_do_not_block_each_other() -> None:
+    budget = admission(100, estimator=Constant(60), max_waiting=1000)
+    site = Site(budget, cost=60, each=60)
+    results: list[Any] = []
+
+    async def job(number: int) -> None:
+        results.append(await site.batcher(number))
+
+    with anyio.fail_after(25):
+        async with anyio.create_task_group() as tasks:
+            for number in range(20):
+                tasks.start_soon(job, number)
+            assert await site.post(list(range(20))) == list(range(20))
+    assert sorted(results) == list(range(20))
+    assert budget.snapshot().peak <= 100
+    assert budget.in_use == 0
+
+
+async def test_an_item_dearer_than_its_request_is_refused_at_once_where_the_rest_is_not_free() -> None:
+    budget = admission(100, estimator=Constant(60), timeout=30)
+    site = Site(budget, cost=101, each=60)
+    with anyio.fail_after(10):
+        assert await site.post([1]) == [429]
+    assert budget.in_use == 0
+
+
+async def test_a_caller_that_leaves_keeps_its_bytes_until_its_batch_has_ended() -> None:
+    budget = admission(100)
+    gate = anyio.Event()
+    seen: list[int] = []
+
+    async def handler(items: list[int]) -> list[int]:
+        await gate.wait()
+        seen.append(budget.in_use)
+        return items
+
+    batcher = Batcher(handler, cost=10, admission=budget)
+    scopes: list[anyio.CancelScope] = []
+
+    async def request(number: int) -> None:
+        with anyio.CancelScope() as scope:
+            scopes.append(scope)
+            async with budget.lease(10):
+                await batcher(number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(request, number)
+        await turns()
+        scopes[1].cancel()
+        await turns()
+        assert budget.in_use == 40
+        gate.set()
+    assert seen == [40]
+    assert budget.in_use == 0
+
+
+async def test_items_of_one_request_share_its_lease_and_two_batches_do_not_use_it_twice() -> None:
+    budget = admission(100)
+    site = Site(budget, cost=10, each=0, max_items=4, max_running=2, max_wait=0)
+
+    async def request() -> Lease:
+        async with budget.lease(40) as lease:
+            assert await all_of(site.batcher, range(16)) == list(range(16))
+            return lease
+
+    await request()
+    assert max(site.in_use) <= 80
+    assert budget.in_use == 0
+
+
+async def test_a_guard_or_drain_refuses_a_batch_and_its_callers_hear_why() -> None:
+    budget = admission()
+    batcher: Batcher[int, int] = Batcher(lambda items: items, cost=10, admission=budget)
+    budget.drain()
+    errors = await all_of(batcher, range(3))
+    assert all(isinstance(error, Unavailable) and error.reason == "draining" for error in errors)
+
+
+async def test_running_out_of_memory_reaches_the_admissions_guards() -> None:
+    kinds: list[str] = []
+    budget = admission()
+    budget.observe(lambda event: kinds.append(event.outcome) if event.kind == "released" else None)
+
+    def handler(items: list[int]) -> list[int]:
+        if len(items) > 1:
+            raise MemoryError
+        return items
+
+    assert await all_of(Batcher(handler, cost=10, admission=budget), range(2)) == [0, 1]
+    assert kinds == ["oom", "ok", "ok"]
