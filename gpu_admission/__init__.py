@@ -16,6 +16,7 @@ from gpu_admission.errors import (
 from gpu_admission.middleware import GPUAdmission
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.types import Device, DeviceReading, Estimate, Guard, Snapshot, Workload
+from gpu_admission.workloads import choose
 
 __all__ = [
     "Admission",
@@ -39,3 +40,6 @@ __all__ = [
     "Workload",
     "current_lease",
 ]
+
+# Dialects import ``request``: what chooses among them is handed to it here.
+RequestInfo.choose_dialect = choose

@@ -21,6 +21,10 @@ COMMANDS: Final = {
     "calibrate": ("gpu_admission.planning.calibrate_command", "measure what requests take, and fit it"),
     "replay": ("gpu_admission.planning.replay_command", "compare ways to let recorded requests in"),
     "demo": ("gpu_admission.demo.command", "replay real traffic with and without a budget of bytes"),
+    "trace": (
+        "gpu_admission.estimators.traced.command",
+        "find what a model's requests take, from its own code",
+    ),
 }
 """Name: (module, what it does in one line)."""
 

@@ -85,10 +85,10 @@ class Ledger:
             return _NOBODY
         return self._join(ticket, lane, now)
 
-    def force(self, ticket: Ticket, now: float) -> None:
-        """Hold ``ticket`` whether it fits or not: for watching without deciding."""
+    def force(self, ticket: Ticket, now: float, device: int | None = None) -> None:
+        """Hold ``ticket`` whether it fits or not: for watching without deciding, or what runs already."""
         ticket.arrived = now
-        device = self._place(ticket.bytes)
+        device = self._place(ticket.bytes) if device is None else device
         self._grant(ticket, 0 if device is None else device, now)
 
     def release(self, ticket: Ticket, now: float) -> Sequence[Ticket]:

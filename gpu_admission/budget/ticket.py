@@ -51,5 +51,17 @@ class Ticket:
         self.lane = lane
         self.flow = flow
 
+    def renew(self, size: int, lane: int, flow: Any) -> None:
+        """Forget what became of it: it is asked for anew."""
+        waiter = self.waiter
+        self.__dict__.clear()
+        self.bytes, self.lane, self.flow, self.waiter = size, lane, flow, waiter
+
+    def take_over(self, other: Ticket) -> None:
+        """Become what ``other`` is to the ledger; whoever waits on this one stays."""
+        waiter = self.waiter
+        self.__dict__.update(other.__dict__)
+        self.waiter = waiter
+
     def __repr__(self) -> str:
         return f"Ticket({self.bytes}, lane={self.lane}, state={self.state.value})"

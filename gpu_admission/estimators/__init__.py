@@ -14,6 +14,7 @@ from gpu_admission.estimators.linear import FitError, Linear
 from gpu_admission.estimators.meter import PeakMeter, TorchPeak
 from gpu_admission.estimators.model.config import ModelConfig, UnknownModelType
 from gpu_admission.estimators.table import Table
+from gpu_admission.estimators.traced import Traced
 from gpu_admission.estimators.transformer import TransformersLM
 from gpu_admission.estimators.vision import Vision
 from gpu_admission.estimators.whisper import Whisper
@@ -32,6 +33,7 @@ __all__ = [
     "PeakMeter",
     "Table",
     "TorchPeak",
+    "Traced",
     "TransformersLM",
     "UnknownModelType",
     "Vision",

@@ -82,7 +82,12 @@ class Intake:
         """The request as estimators, pickers and ``on_reject`` see it."""
         info = self._info
         if info is None:
-            self._info = info = RequestInfo(self.scope, path=self.rule.path, dialect=self.rule.dialect)
+            self._info = info = RequestInfo(
+                self.scope,
+                path=self.rule.path,
+                dialect=self.rule.dialect,
+                max_json_values=self.admission.settings.max_json_values,
+            )
         return info
 
     async def lease(self, *, may_clamp: bool = False) -> Lease:

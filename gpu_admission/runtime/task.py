@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
+from gpu_admission.runtime.loop import running_asyncio
+
 
 def spawn(
     function: Callable[..., Coroutine[Any, Any, None]], *args: Any, tasks: set[asyncio.Task[None]]
@@ -21,7 +23,7 @@ def spawn(
     variables, its trace and its lease. ``tasks`` keeps asyncio's tasks from being collected
     while they run; trio keeps its own.
     """
-    loop = asyncio._get_running_loop()
+    loop = running_asyncio()
     if loop is None:
         import trio
 

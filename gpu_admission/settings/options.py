@@ -42,6 +42,9 @@ class Options(TypedDict, total=False):
     max_body_bytes: Size
     """A larger body is refused (413), counted as it arrives and again as it is unpacked.
     Default: 64 MiB."""
+    max_json_values: int
+    """A JSON body of more values is refused (413), or charged ``fallback``. Names count too, and each
+    64 bytes of short strings; a long list of numbers, such as token ids, counts once. Default: 100000."""
     max_buffered_bytes: Size
     """Host memory that the bodies of waiting requests may hold together, in bytes; those of one client
     address at most three quarters of it. Default: 1 GiB."""

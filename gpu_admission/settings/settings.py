@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, cast
 
+from gpu_admission.bodies.json import MAX_JSON_VALUES
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.placement import POLICIES, Placement
 from gpu_admission.request import Dialect, RequestInfo
@@ -124,6 +125,7 @@ class Settings:
     max_waiting: int = _setting(checks.count(0), 100)
     max_running: int | None = _setting(checks.optional(checks.count(1)), None)
     max_body_bytes: int = _setting(checks.size, 64 * 2**20)
+    max_json_values: int = _setting(checks.count(1), MAX_JSON_VALUES)
     max_buffered_bytes: int = _setting(checks.size, 2**30)
     body_timeout: float = _setting(checks.number, 60.0)
     send_timeout: float = _setting(checks.number, 60.0)

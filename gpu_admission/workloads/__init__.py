@@ -9,7 +9,7 @@ an object. What a workload takes is ``estimators``'.
 
 from __future__ import annotations
 
-from gpu_admission.workloads.choice import dialect, dialect_for, names
+from gpu_admission.workloads.choice import choose, dialect, dialect_for, names
 from gpu_admission.workloads.fields import Fields
 from gpu_admission.workloads.guess import Guess
 from gpu_admission.workloads.kserve import KServe
@@ -36,6 +36,7 @@ __all__ = [
     "Rerank",
     "StableDiffusion",
     "Whisper",
+    "choose",
     "dialect",
     "dialect_for",
     "names",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpu_admission.bodies.json import JSONObject, LongList, read_object
+from gpu_admission.bodies.json import JSONObject, LongList, largest, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option, whole
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.request import RequestInfo
@@ -62,8 +62,8 @@ class KServe:
         prefix = _json_length(info)
         if prefix == 0:
             return Workload(task="infer", tensor_bytes=max(1, len(info.body)))
-        head = info if prefix is None else RequestInfo(info.scope, info.body[:prefix], path=info.path)
-        body = read_object(head)
+        head = info if prefix is None else _json_part(info, prefix)
+        body = read_object(head, repeats=largest)  # Triton's reader takes the first
         return self.of(body, info.path, binary=0 if prefix is None else len(info.body) - prefix)
 
     def of(self, body: JSONObject, path: str, *, binary: int = 0) -> Workload:
@@ -97,6 +97,10 @@ class KServe:
             stream=path.endswith("_stream") or fields.get("stream") is True,
             defaulted=("max_tokens",) if absent else (),
         )
+
+
+def _json_part(info: RequestInfo, length: int) -> RequestInfo:
+    return RequestInfo(info.scope, info.body[:length], path=info.path, max_json_values=info.max_json_values)
 
 
 def _json_length(info: RequestInfo) -> int | None:

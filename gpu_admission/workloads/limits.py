@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpu_admission.bodies.longstrings import cut_long_strings, restore
 from gpu_admission.bodies.numbers import CEILING, whole
+from gpu_admission.bodies.shorten import shorten
 from gpu_admission.errors import UnreadableBody
 
 _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
@@ -43,14 +43,19 @@ def lower_limit(
     a new one is put in the first. Every other byte stays as it is. Raises
     ``UnreadableBody`` where the body is not a JSON object.
     """
-    short, strings = cut_long_strings(body)
+    short = shorten(body)
     try:
-        encoding = json.detect_encoding(short)
-        errors = "surrogateescape" if encoding == "utf-8" else "strict"
-        lowered = _lowered(short.decode(encoding, errors), names, most, places).encode(encoding, errors)
+        text = _lowered(short.text.decode("utf-8", "surrogateescape"), names, most, places)
+        lowered = short.restore(text.encode("utf-8", "surrogateescape"))
+        return _encoded(lowered, json.detect_encoding(body))
     except (ValueError, IndexError, RecursionError) as error:
         raise UnreadableBody(f"the body is not a JSON object: {type(error).__name__}") from None
-    return restore(lowered, strings)
+
+
+def _encoded(text: bytes, encoding: str) -> bytes:
+    if encoding == "utf-8":
+        return text
+    return text.decode("utf-8", "surrogatepass").encode(encoding, "surrogatepass")
 
 
 class _Member(NamedTuple):

@@ -6,14 +6,12 @@ that did not would miss options that count. Options themselves keep their case.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_admission.bodies.json import JSONObject, parse_with, read_object
+from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import positive_option, whole
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
@@ -61,7 +59,7 @@ class Ollama:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         if "/v1/" in info.path:
             return self._openai.read(info)
-        body = read_object(info, parse=_parse_as_go)
+        body = read_object(info, repeats=_joined)
         body.fields = fields = _any_case(body.fields)
         options = _options(fields)
         embeds = "/embed" in info.path
@@ -134,10 +132,6 @@ def _options(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _list(value: Any) -> list[Any]:
     return value if type(value) is list else [] if value is None else [value]
-
-
-def _parse_as_go(body: bytes) -> Any:
-    return parse_with(partial(json.loads, object_pairs_hook=_joined), body)
 
 
 def _any_case(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ here.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, TypeAlias
 
 from gpu_admission.bodies.json import LARGE, JSONObject, LongList
@@ -18,8 +18,6 @@ from gpu_admission.bodies.json import LARGE, JSONObject, LongList
 TokensOption: TypeAlias = Any
 """``"expected"``, ``"safe"``, ``"bound"``, or an object of tokenizers, tiktoken or transformers."""
 
-PIECE: Final = 64 * 1024
-"""Characters that a tokenizer gets at once."""
 _SEAM = 8
 """Tokens added where a text was cut into pieces."""
 _ROW_TOKENS: Final = 2
@@ -51,7 +49,7 @@ class Rate:
     """Tokens from bytes alone: a fixed share of them, rounded up."""
 
     __slots__ = ("_json_percent", "_percent")
-    offload_bytes = 256 * 1024
+    offload_bytes = 32 * 1024
 
     def __init__(self, percent: int, json_percent: int) -> None:
         self._percent = percent
@@ -78,25 +76,25 @@ class Bound:
     """
 
     __slots__ = ()
-    offload_bytes = 256 * 1024
+    offload_bytes = 32 * 1024
 
     def text(self, body: JSONObject, text: str) -> int:
         size = body.size(text)
         if text.isascii() and size == len(text):
             return size + 1
-        return max(size, _normalised_size(body.whole(text))) + 1
+        return max(size, sum(map(_normalised_size, body.pieces(text)))) + 1
 
     def texts(self, body: JSONObject, texts: list[str]) -> int:
         return sum(self.text(body, text) for text in texts)
 
     def json(self, body: JSONObject, value: Any) -> int:
-        return 2 * body.json_size(value) + 1
+        return body.spaced_size(value) + 1
 
 
 class Tokenizer:
     """Exact tokens of a text, from the user's own tokenizer.
 
-    Texts are passed in pieces of 64 Ki characters, since the time of some tokenizers grows
+    Texts are passed in pieces of at most 64 Ki characters, since the time of some tokenizers grows
     with the square of the length. What a tokenizer can't encode is counted by bytes.
     """
 
@@ -108,7 +106,7 @@ class Tokenizer:
 
     def text(self, body: JSONObject, text: str) -> int:
         try:
-            return self._exact(body.whole(text))
+            return self._exact(body.pieces(text))
         except Exception:
             return body.size(text) + 1
 
@@ -117,15 +115,14 @@ class Tokenizer:
 
     def json(self, body: JSONObject, value: Any) -> int:
         try:
-            return self._exact(body.json_text(value))
+            text = body.json_text(value)
+            return body.spaced_size(value) if text is None else self._exact(body.pieces(text))
         except Exception:
-            return 2 * body.json_size(value)
+            return body.spaced_size(value)
 
-    def _exact(self, text: str) -> int:
-        if len(text) <= PIECE:
-            return self._count(text)
-        starts = range(0, len(text), PIECE)
-        return sum(self._count(text[start : start + PIECE]) + _SEAM for start in starts)
+    def _exact(self, pieces: Iterable[str]) -> int:
+        counts = list(map(self._count, pieces))
+        return sum(counts) + _SEAM * len(counts) if len(counts) > 1 else sum(counts)
 
 
 def counter(tokens: TokensOption) -> Counter:
@@ -182,6 +179,4 @@ def _ids(encoded: Any) -> Any:
 
 
 def _normalised_size(text: str) -> int:
-    """Bytes of ``text`` in NFC, brought there piece by piece, so that other threads get their turn."""
-    pieces = (text[start : start + PIECE] for start in range(0, len(text), PIECE))
-    return sum(len(unicodedata.normalize("NFC", piece).encode("utf-8", "surrogatepass")) for piece in pieces)
+    return len(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass"))

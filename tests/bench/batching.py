@@ -143,7 +143,7 @@ def server(name: str) -> Iterator[tuple[int, int]]:
     command = [sys.executable, "-m", "tests.bench.batching", name, str(port)]
     with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
         try:
-            wait_for(port, 60)
+            wait_for(port, 180)
             asyncio.run(clients(port, CLIENTS * 2))  # warm
             yield process.pid, port
         finally:

@@ -3,6 +3,7 @@
 (() => {
   const MEANINGS = {
     too_large: "needs more than can ever be free",
+    body_too_complex: "its body has more than max_json_values values",
     body_too_large: "its body is above max_body_bytes",
     queue_full: "max_waiting requests waited already",
     queue_timeout: "not enough was free within its timeout",

@@ -1,0 +1,114 @@
+"""``gpu-admission trace``: traces a config, prints what it found, and writes it to a file.
+
+Owns the options and the printed form; what is traced is in the other files of this folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpu_admission.estimators.traced.peaks import Phase, Trace, product_names
+from gpu_admission.estimators.traced.traced import Traced
+from gpu_admission.sizes import format_bytes
+from gpu_admission.types import Workload
+
+_DESCRIPTION = """
+Find what requests to a model take on the device, from the model's own code: no weights, no GPU,
+no download. Reads the config.json of a transformers or diffusers model, or a pipeline's folder;
+writes a file for Traced.load, which needs no torch.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        traced = _trace(options)
+    except (ImportError, OSError, ValueError) as error:
+        print(f"gpu-admission trace: {error}", file=sys.stderr)
+        return 1
+    print(report(traced, prompt=options.prompt, new=options.new, rows=options.rows))
+    output = options.output or Path(options.config.stem + ".trace.json")
+    traced.save(output)
+    print(f"\nwritten to {output}: Traced.load({str(output)!r})")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpu-admission trace", description=_DESCRIPTION)
+    add = parser.add_argument
+    add("config", type=Path, help="config.json, or a pipeline's folder")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="(default: the config's name with .trace.json, here)",
+    )
+    add("--dtype", help="what it computes in (default: what its config says)")
+    add("--attention", choices=("flash", "sdpa", "eager"), default="sdpa", help="(default %(default)s)")
+    add(
+        "--experts",
+        choices=("grouped_mm", "batched_mm", "eager"),
+        default="grouped_mm",
+        help="(default %(default)s)",
+    )
+    add("--sampling", choices=("greedy", "top_k", "top_p"), default="top_p", help="(default %(default)s)")
+    add("--beams", type=int, default=1, metavar="N", help="beam width (default 1)")
+    example = parser.add_argument_group("the request that is printed").add_argument
+    example("--prompt", type=int, default=1024, metavar="TOKENS", help="(default %(default)s)")
+    example("--new", type=int, default=256, metavar="TOKENS", help="(default %(default)s)")
+    example("--rows", type=int, default=1, metavar="N", help="sequences, or images (default %(default)s)")
+    return parser
+
+
+def _trace(options: argparse.Namespace) -> Traced:
+    path: Path = options.config
+    if path.is_dir() and not (path / "config.json").is_file():
+        return Traced.diffusers(path, dtype=options.dtype)
+    config = path / "config.json" if path.is_dir() else path
+    if "_class_name" in json.loads(config.read_text()):
+        return Traced.diffusers(config, dtype=options.dtype)
+    return Traced.transformers(
+        config,
+        dtype=options.dtype,
+        attention=options.attention,
+        experts=options.experts,
+        sampling=options.sampling,
+        beams=options.beams,
+    )
+
+
+def report(traced: Traced, *, prompt: int, new: int, rows: int) -> str:
+    """The terms of each phase, how well they fit, and one request, as text."""
+    workload = Workload(prompt_tokens=prompt, new_tokens=new, sequences=rows, width=1024, height=1024)
+    lines = [line for phase in traced.trace.phases for line in _phase(phase)]
+    return "\n".join([_title(traced.trace), *lines, "", traced.explain(workload), *_unseen(traced)])
+
+
+def _title(trace: Trace) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in trace.settings.items())
+    check = trace.check
+    error = f"off by at most {abs(check.worst):.2%} at {check.points} sizes that were not fitted"
+    return f"{trace.model}\n  {settings}\n  {trace.seconds:g} s; {error}"
+
+
+def _phase(phase: Phase) -> list[str]:
+    names = product_names(phase.axes, phase.degrees)
+    lines = [f"{phase.name}: the highest of"]
+    for piece in phase.pieces:
+        limits = [f"{a} <= {u}" for a, u in zip(phase.axes, piece.upto, strict=True) if u is not None]
+        lines.append(f"  {' and '.join(limits) or 'otherwise'}")
+        for peak in piece.peaks:
+            terms = [f"{c:,.6g} B x {n}" if n != "constant" else format_bytes(int(c))
+                     for n, c in zip(names, peak.coefficients, strict=True) if c]  # fmt: skip
+            lines.append(f"    {' + '.join(terms)}  ({peak.at})")
+    return lines
+
+
+def _unseen(traced: Traced) -> list[str]:
+    return [f"  not in it: workspaces of kernels, fragmentation (margin={traced.margin:g})"]

@@ -1,0 +1,166 @@
+"""What a trace has found, as plain numbers: phases, each the highest of a few polynomials.
+
+Owns the form and its evaluation, which is what a serving process runs: no torch here, and
+no search for the numbers (that is ``fit``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from operator import le, mul
+from typing import TypeAlias
+
+import msgspec
+
+Number: TypeAlias = "int | float"
+
+
+class Peak(msgspec.Struct, frozen=True):
+    """Live bytes at one operator: a polynomial in the sizes of its phase."""
+
+    at: str
+    """The operator and the module that ran it."""
+    coefficients: tuple[Number, ...]
+    """Bytes for each product of powers, the first axis' power changing fastest."""
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """The peaks in one range of sizes, for a model that takes another path in the next one."""
+
+    upto: tuple[int | None, ...]
+    """The largest value of each axis; ``None`` = no limit."""
+    peaks: tuple[Peak, ...]
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """A part of the work whose peak has its own sizes: reading a prompt, writing, decoding an image."""
+
+    name: str
+    axes: tuple[str, ...]
+    """Features of the workload."""
+    degrees: tuple[int, ...]
+    """The highest power of each axis."""
+    steps: tuple[int, ...]
+    """Sizes are rounded up to a multiple of it: the chunk that the model pads to."""
+    pieces: tuple[Piece, ...]
+    """From the smallest sizes up; the last has no limit."""
+    new_tokens: int = 0
+    """It comes only when at least so many tokens are written."""
+    prompt_logprobs: bool = False
+    """It comes only when these are asked for."""
+
+    @property
+    def peaks(self) -> list[Peak]:
+        """Those of all its pieces, in order."""
+        return [peak for piece in self.pieces for peak in piece.peaks]
+
+    def at(self, values: Sequence[Number]) -> Number:
+        """Bytes of the highest peak at ``values`` of the axes."""
+        return reader(self)(values)[0]
+
+
+class FitCheck(msgspec.Struct, frozen=True):
+    """How far the polynomials are from points that were traced and not fitted."""
+
+    points: int
+    """How many of them."""
+    worst: float
+    """The largest error as a share, over-estimates positive."""
+    at: Mapping[str, int] = {}
+    """The sizes at that point."""
+
+
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a trace has found about one model."""
+
+    model: str
+    """What was traced, in words."""
+    phases: tuple[Phase, ...]
+    check: FitCheck
+    settings: Mapping[str, str] = {}
+    """Choices that it holds for: ``attention``, ``experts``, ``dtype`` …"""
+    notes: tuple[str, ...] = ()
+    """What was stood in for, or assumed."""
+    seconds: float = 0.0
+    """How long the tracing took."""
+
+
+Highest: TypeAlias = "tuple[Number, int, Sequence[Number]]"
+"""Bytes, the place of the peak in ``Phase.peaks``, and the products that its coefficients are for."""
+_Reader: TypeAlias = "Callable[[Sequence[Number]], Highest]"
+_Pieces: TypeAlias = "list[tuple[list[Number], list[tuple[int, tuple[Number, ...]]]]]"
+
+
+def reader(phase: Phase) -> _Reader:
+    """A quick function of the values of the phase's axes."""
+    pieces: _Pieces = []
+    place = 0
+    for piece in phase.pieces:
+        peaks = [(place + i, peak.coefficients) for i, peak in enumerate(piece.peaks)]
+        pieces.append(([math.inf if u is None else u for u in piece.upto], peaks))
+        place += len(peaks)
+    find = _two_axes(pieces) if phase.degrees in ((1, 1), (1, 2)) else _any_axes(pieces, phase.degrees)
+    steps = phase.steps
+    if max(steps) == 1:
+        return find
+    return lambda values: find([-(-v // s) * s for v, s in zip(values, steps, strict=True)])
+
+
+def _any_axes(pieces: _Pieces, degrees: Sequence[int]) -> _Reader:
+    last = pieces[-1][1]
+
+    def highest(values: Sequence[Number]) -> Highest:
+        peaks = next((those for limits, those in pieces if all(map(le, values, limits))), last)
+        powers = products(values, degrees)
+        size, place = max([(sum(map(mul, c, powers)), i) for i, c in peaks])
+        return size, place, powers
+
+    return highest
+
+
+def _two_axes(pieces: _Pieces) -> _Reader:
+    """Rows by tokens, which most phases are, written out: it runs for each request."""
+    known = [(limits[0], limits[1], [(i, (*c, 0, 0)[:6]) for i, c in peaks]) for limits, peaks in pieces]
+
+    def highest(values: Sequence[Number]) -> Highest:
+        x, y = values
+        peaks = known[-1][2]
+        for most_x, most_y, those in known:
+            if x <= most_x and y <= most_y:
+                peaks = those
+                break
+        best: Number = -math.inf
+        place = 0
+        xy, yy = x * y, y * y
+        xyy = xy * y
+        for i, (one, by_x, by_y, by_xy, by_yy, by_xyy) in peaks:
+            size = one + by_x * x + by_y * y + by_xy * xy + by_yy * yy + by_xyy * xyy
+            if size > best:
+                best, place = size, i
+        return best, place, (1, x, y, xy, yy, xyy)
+
+    return highest
+
+
+def products(values: Sequence[Number], degrees: Sequence[int]) -> list[Number]:
+    """All products of powers of ``values``, each up to its degree, the first changing fastest."""
+    found: list[Number] = [1]
+    for value, degree in zip(values, degrees, strict=True):
+        lower = found
+        if degree:
+            lower = [value * p for p in found]
+            found = found + lower
+            for _ in range(degree - 1):
+                lower = [value * p for p in lower]
+                found = found + lower
+    return found
+
+
+def product_names(axes: Sequence[str], degrees: Sequence[int]) -> list[str]:
+    """A name for each of ``products``: ``"constant"``, ``"sequences"``, ``"sequences*prompt_tokens^2"``."""
+    found: list[tuple[str, ...]] = [()]
+    for axis, degree in zip(axes, degrees, strict=True):
+        powers = [(), *((axis if n == 1 else f"{axis}^{n}",) for n in range(1, degree + 1))]
+        found = [(*names, *power) for power in powers for names in found]
+    return ["*".join(names) or "constant" for names in found]

@@ -1,0 +1,156 @@
+"""``gpu-admission budget show|drain|evict``: an operator's way into a shared budget.
+
+It reads the log and takes no part: it neither joins nor changes settings. What it says is
+``drain`` and ``evict``, as single entries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpu_admission.shared import dump
+from gpu_admission.shared.opening import open_log
+from gpu_admission.shared.operations import Drain, Gone, Operation, encode
+from gpu_admission.shared.process import new_name, process_of
+from gpu_admission.shared.protocol import Entry, Log
+from gpu_admission.shared.replica import Replica
+from gpu_admission.shared.views import MemberView, view_members
+from gpu_admission.sizes import format_bytes
+
+_WITHIN = 5.0
+
+
+class Onlooker:
+    """Follows a log without taking part in the budget."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.replica = Replica()
+        self.away: str | None = None
+        self._lock = threading.RLock()
+
+    def received(self, entries: Sequence[Entry]) -> None:
+        with self._lock:
+            for at, data in entries:
+                self.replica.apply(at, data)
+
+    def restarted(self, snapshot: bytes | None) -> None:
+        with self._lock:
+            self.replica = Replica()
+            if snapshot is not None:
+                dump.load(self.replica, snapshot)
+
+    def went_away(self, why: str) -> None:
+        self.away = why
+
+    def came_back(self) -> None:
+        self.away = None
+
+    def members(self) -> tuple[MemberView, ...]:
+        self.log.catch_up()
+        with self._lock:
+            return view_members(self.replica, "", self.replica.at)
+
+    def say(self, operation: Operation) -> None:
+        """Append ``operation``, and have all processes read it."""
+        self.log.append(encode("", 0, operation))
+        self.log.wake({process_of(name) for name in self.replica.members.living})
+
+
+def add_parser(commands: Any) -> None:
+    """``budget`` with its actions."""
+    parser = commands.add_parser("budget", help="what a shared budget holds, and how to step in")
+    actions = parser.add_subparsers(dest="action", required=True)
+    show = actions.add_parser("show", help="who holds what, now")
+    drain = actions.add_parser("drain", help="admit nothing any more, in any process")
+    drain.add_argument("--undo", action="store_true", help="admit again")
+    evict = actions.add_parser("evict", help="give the bytes of a process that is stuck to others")
+    evict.add_argument("member", help="as show names it")
+    for each in (show, drain, evict):
+        each.add_argument("shared", help="the folder or redis:// address of the budget")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 when done; 1 when the budget can't be reached, or has no such member."""
+    try:
+        log = open_log(arguments.shared)
+        onlooker = Onlooker(log)
+        log.start(new_name(), onlooker)
+    except (ValueError, ImportError) as error:
+        return _fail(str(error))
+    try:
+        return _fail(onlooker.away) if onlooker.away else _ACTIONS[arguments.action](onlooker, arguments)
+    finally:
+        log.stop()
+
+
+def _show(onlooker: Onlooker, arguments: argparse.Namespace) -> int:
+    members = onlooker.members()
+    print(summary(onlooker.replica))
+    for member in members:
+        print(_line(member))
+    return 0
+
+
+def summary(replica: Replica) -> str:
+    """One line on the whole budget."""
+    ledger = replica.ledger
+    if ledger is None:
+        return "no process has used this budget yet"
+    state = ", drained" if ledger.closed else ", settling" if replica.settles is not None else ""
+    return (
+        f"{format_bytes(ledger.in_use)} of {format_bytes(ledger.capacity)} in use by {ledger.running}, "
+        f"{ledger.waiting} waiting ({format_bytes(ledger.waiting_bytes)}){state}"
+    )
+
+
+def _line(member: MemberView) -> str:
+    dead = ", declared dead" if member.is_dead else ""
+    return (
+        f"{member.name}  pid {member.pid} on {member.host}  "
+        f"{format_bytes(member.bytes)} in {member.running}, {member.waiting} waiting, "
+        f"for {member.age:.0f} s, silent for {member.silent:.0f} s{dead}"
+    )
+
+
+def _drain(onlooker: Onlooker, arguments: argparse.Namespace) -> int:
+    onlooker.say(Drain(not arguments.undo))
+
+    def is_done() -> bool:
+        ledger = onlooker.replica.ledger
+        return ledger is None or ledger.closed is not arguments.undo
+
+    return 0 if _came(onlooker, is_done) else _fail("the budget did not answer: is it in use?")
+
+
+def _evict(onlooker: Onlooker, arguments: argparse.Namespace) -> int:
+    living = onlooker.replica.members.living
+    if arguments.member not in living:
+        return _fail(f"there is no member {arguments.member!r}; members are {', '.join(living) or 'none'}")
+    onlooker.say(Gone(arguments.member, certain=False))
+    gone = _came(onlooker, lambda: arguments.member not in onlooker.replica.members.living)
+    return 0 if gone else _fail("the budget did not answer")
+
+
+def _came(onlooker: Onlooker, holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + _WITHIN
+    while not holds():
+        onlooker.log.catch_up()
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _fail(sentence: str | None) -> int:
+    print(f"gpu-admission budget: {sentence}", file=sys.stderr)
+    return 1
+
+
+_ACTIONS = {"show": _show, "drain": _drain, "evict": _evict}

@@ -1,0 +1,246 @@
+"""A folder on this host as the log: the embedded default, with no service to run.
+
+Owns the folder: whose it is, where it lies, and how a lost or foreign log in it is begun anew.
+The file is ``logfile``'s, who lives and who is woken ``presence``'s.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from gpu_admission.shared.logfile import LogFile
+from gpu_admission.shared.operations import Open, encode
+from gpu_admission.shared.presence import Presence
+from gpu_admission.shared.protocol import Entry, Listener, LogAway
+
+_NETWORK = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "ceph",
+    "lustre",
+    "afs",
+    "gpfs",
+    "beegfs",
+    "glusterfs",
+}
+_LONG = 8 << 20
+
+
+class FolderLog:
+    """``FolderLog("/dev/shm/gpu0")``. ``settle``: seconds for which a log that was lost grants nothing."""
+
+    knows_deaths = True
+
+    def __init__(self, folder: str | os.PathLike[str], *, settle: float = 10.0, long: int = _LONG) -> None:
+        self._folder = Path(folder).absolute()
+        self.where = str(self._folder)
+        self._settle = settle
+        self._long = long
+        self._file = LogFile(self._folder)
+        self._away = False
+
+    def start(self, process: str, listener: Listener) -> None:
+        self._process, self._listener = process, listener
+        is_new = prepare_folder(self._folder)
+        self._presence = Presence(self._folder, process)
+        orphans = is_new and _sockets_in(self._folder, besides=process)
+        lost = orphans or any(map(self._presence.has_joined, self._presence.living()))
+        self._open(self._first(self._settle if lost else 0.0))
+        if not orphans:
+            self._forget_the_dead()
+        self._presence.join()
+        self._presence.sweep(all=False)
+        self._read_all()
+
+    def _forget_the_dead(self) -> None:
+        """Alone, or after the host has started anew: what the log says is of processes that have died."""
+        other_boot = self._file.head.boot != _boot_id()
+
+        def may() -> bool:
+            return other_boot or not self._presence.living()
+
+        if may():
+            first = self._first(0.0)
+            self._file.begin_anew(_boot_id(), first, may)
+            self._open(first)
+
+    def _first(self, settle: float, why: str = "") -> bytes:
+        return encode("", 0, Open(settle, expires=False, why=why))
+
+    def _open(self, first: bytes) -> None:
+        """Begin to read the log that is there, or else a new one."""
+        while True:
+            try:
+                self._snapshot = self._file.open()
+                return
+            except FileNotFoundError:
+                self._file.create(_boot_id(), first)
+            except ValueError:
+                self._file.set_aside()
+
+    def _read_all(self) -> None:
+        self._listener.restarted(self._snapshot)
+        self._report()
+        self._listener.came_back()
+
+    def _report(self) -> None:
+        entries = self._file.read()
+        if entries:
+            self._listener.received(entries)
+
+    def _follow(self) -> None:
+        """Go on in the file that has taken the place of ours."""
+        before = self._file.head.lineage, self._file.place
+        self._open(self._first(self._settle, "the log was lost"))
+        if (self._file.head.lineage, self._file.place) != before:
+            self._read_all()
+
+    def append(self, data: bytes) -> None:
+        if self._away:
+            return  # out of turn it would make a hole: all is appended again when the log is back
+        try:
+            self._append(data)
+        except (LogAway, OSError) as error:
+            self._went_away(error)
+
+    def _append(self, data: bytes) -> None:
+        entries = self._write(data)
+        while entries is None:
+            self._catch_up()
+            entries = self._write(data)
+        self._listener.received(entries)
+
+    def _write(self, data: bytes) -> list[Entry] | None:
+        """Add an entry, and read all up to it; ``None`` where another file has taken the place of ours."""
+        file = self._file
+        is_there = file.begin_writing()
+        try:
+            if not is_there:
+                return None
+            file.write(data)
+            return file.read_after_write()
+        finally:
+            file.end_writing()
+
+    def _went_away(self, error: Exception) -> None:
+        self._away = True
+        said = str(error) if isinstance(error, LogAway) else f"the shared budget {self.where}: {error}"
+        self._listener.went_away(said)
+
+    def catch_up(self) -> bool:
+        try:
+            self._catch_up()
+            if self._away:
+                self._file.begin_writing()
+                self._file.end_writing()
+                self._away = False
+                self._listener.came_back()
+        except (LogAway, OSError) as error:
+            self._went_away(error)
+        return not self._away
+
+    def _catch_up(self) -> None:
+        self._report()
+        if self._presence.is_gone:
+            self._show_again()
+        if self._file.is_gone:
+            self._report()  # what came between the two
+            self._follow()
+            self._report()
+
+    def _show_again(self) -> None:
+        """The folder was removed, or cleaned: be seen again."""
+        prepare_folder(self._folder)
+        self._presence.abandon()
+        self._presence = Presence(self._folder, self._process)
+        self._presence.join()
+
+    def wake(self, processes: Collection[str]) -> None:
+        self._presence.wake(processes)
+
+    def wait(self, seconds: float) -> None:
+        self._presence.wait(seconds)
+
+    def is_alive(self, process: str) -> bool | None:
+        return self._presence.is_alive(process)
+
+    def compact(self, snapshot: Callable[[], bytes]) -> None:
+        if self._file.size < self._long:
+            return
+        with self._file.replacing() as mine:
+            if mine and not self._file.is_gone:
+                self._report()
+                self._file.replace(snapshot())
+
+    def stop(self) -> None:
+        self._presence.close()
+        self._file.close()
+
+
+def prepare_folder(folder: Path) -> bool:
+    """Make ``folder`` for its owner alone; whether it was made now.
+
+    Raises ``ValueError`` for one that others may use, or that lies on a network file system:
+    locks and sockets there don't reach all who see it.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        is_new = True
+    except FileExistsError:
+        is_new = False
+    said = folder.lstat()
+    if not stat.S_ISDIR(said.st_mode):
+        raise ValueError(f"shared={str(folder)!r} is no folder")
+    if said.st_uid != os.geteuid() or said.st_mode & 0o077:
+        raise ValueError(
+            f"shared={str(folder)!r} belongs to user {said.st_uid} with mode {stat.S_IMODE(said.st_mode):o}: "
+            f"it must belong to user {os.geteuid()} alone (chmod 700)"
+        )
+    kind = file_system(folder)
+    if kind in _NETWORK or kind.startswith("fuse."):
+        raise ValueError(
+            f"shared={str(folder)!r} lies on a network file system ({kind}): use a folder in /dev/shm, "
+            "or a redis:// address for several hosts"
+        )
+    return is_new
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """The kind of file system that ``folder`` lies on; empty where that can't be known."""
+    real = os.path.realpath(folder)
+    best, kind = "", ""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        fields, _, rest = line.partition(" - ")
+        point = fields.split()[4].replace("\\040", " ")
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, rest.split()[0]
+    return kind
+
+
+def _sockets_in(folder: Path, besides: str) -> bool:
+    """Whether a process still listens at a path in ``folder``: one that was there before it was removed."""
+    try:
+        lines = Path("/proc/net/unix").read_text().splitlines()
+    except OSError:
+        return False
+    inside = f" {folder}/"
+    return any(inside in line and line.endswith(".wake") and besides not in line for line in lines)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

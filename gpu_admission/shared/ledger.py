@@ -1,0 +1,343 @@
+"""The seam: one process's face of a budget that many processes share.
+
+Owns what the controller may ask of it. Who may start is the replica's business, taking part the
+membership's, how entries travel the log's; waiting and refusing are the controller's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import anyio
+
+from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, Ticket
+from gpu_admission.runtime.loop import call_soon, running_loop
+from gpu_admission.shared.membership import LOOK_FOR_DEATHS, Membership, ask_for
+from gpu_admission.shared.operations import (
+    Allow,
+    Change,
+    Drain,
+    End,
+    Operation,
+    Refuse,
+    Resize,
+    Terms,
+    flow_key,
+)
+from gpu_admission.shared.process import Pulse, boot_seconds, new_name
+from gpu_admission.shared.protocol import Log, LogAway
+from gpu_admission.shared.replica import Replica
+from gpu_admission.shared.terms import ledger_of
+from gpu_admission.shared.views import MemberView, view_members
+
+
+class SharedLedger:
+    """A ledger that many processes share, used as the controller uses one of its own.
+
+    Wiring, for a controller that has a ``Ledger``, a lock and a way to wake:
+
+    - ``start()`` once a process, never before a fork; ``stop()`` at the end. A child that was
+      forked makes a ``SharedLedger`` and a log of its own.
+    - Take ``lock`` around every read of ``ledger`` (snapshots, forecasts, ``is_full`` …), with
+      ``now()`` for its time. ``ledger`` is another object after a new log or new settings: do
+      not keep it. Never change it: that is what the methods here are for.
+    - To ask: ``await request(ticket)``, or ``ask(ticket)`` in a thread. Then ``ticket.state`` is
+      ``GRANTED`` (and started), ``WAITING``, ``REFUSED``, or ``NEW``: the log is away, treat it
+      as one that waits, and refuse it with 503 ``budget_unreachable`` when its time is up.
+    - Who waits is called through ``woken(tickets)``, under the lock and from any thread: it may
+      only set events and the like. Once awake: ``await start_work(ticket)``. ``True``: run.
+      ``False``: look at ``ticket.state``; unless it is ``REFUSED`` go on waiting.
+    - However it ends (served, timed out, client gone, cancelled): ``release(ticket)``, once or
+      more often, from any thread. Its state is ``ENDED`` when that has come back.
+    - ``change``, ``grow``, ``allow``, ``resize``, ``refuse_all``, ``drain`` as in ``Ledger``.
+
+    ``resident()`` returns the bytes that this process holds on each device besides its leases.
+    ``fallback``: the share of a device that this process may grant by itself while the log is
+    away. Nothing here raises for a log that is away, but ``start`` and, when very much has
+    piled up, what would add to it: ``LogAway``.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        terms: Terms,
+        *,
+        woken: Callable[[Sequence[Ticket]], None] = lambda tickets: None,
+        resident: Callable[[], Sequence[int]] = tuple,
+        fallback: float = 0.0,
+        clock: Callable[[], float] = boot_seconds,
+        name: str | None = None,
+    ) -> None:
+        self.log = log
+        self.terms = terms
+        self._member = member = Membership(
+            log, terms, woken=woken, resident=resident, clock=clock, name=name or new_name()
+        )
+        self._turn = member.turn
+        self._own = member.own
+        self.lock: Any = member.turn.lock
+        self._empty = ledger_of(terms)
+        self._fallback = fallback
+        self._leaving = False
+        self._pulse: Pulse | None = None
+
+    # taking part
+
+    def start(self, *, pulse: bool = True) -> None:
+        """Join. Raises ``ValueError`` for a place that can't be used.
+
+        One that can't be reached is no error: see ``away``. ``pulse=False``: no thread is
+        started, and ``pulse`` must be called instead.
+        """
+        self._member.begin()
+        if pulse:
+            self._pulse = Pulse(self._member.pulse, self.log.wait)
+            self._pulse.start()
+
+    def stop(self) -> None:
+        """Leave, once the last lease has ended: until then its bytes stay counted."""
+        with self._turn:
+            for ticket in self._own.waiting:
+                self._release_now(ticket)
+            self._leaving = True
+            if self._own:
+                return
+        self._leave()
+
+    def _leave(self) -> None:
+        pulse, self._pulse = self._pulse, None
+        if pulse is not None:
+            pulse.stop()
+        self._member.leave()
+        if pulse is not None:
+            pulse.join(1.0)
+
+    def pulse(self) -> float:
+        """Catch up, beat, look for deaths. Returns the seconds until it is due again."""
+        return self._member.pulse()
+
+    @property
+    def has_left(self) -> bool:
+        return self._member.has_left
+
+    @property
+    def is_in(self) -> bool:
+        """Whether it takes part now, as far as it knows."""
+        return self._member.is_in
+
+    @property
+    def away(self) -> str | None:
+        """Why the log can't be reached just now; ``None`` when it can."""
+        return self._member.away
+
+    @property
+    def leases_lost(self) -> int:
+        """How many leases this process held when it was declared dead, and claimed again."""
+        return self._member.leases_lost
+
+    # asking
+
+    async def request(self, ticket: Ticket) -> None:
+        """Ask for ``ticket`` and wait until that has come back: see its state.
+
+        Cancelled at any point, it has left the queue and holds nothing. While the log is away
+        this returns at once, with a state of ``NEW``.
+        """
+        self.ask(ticket)
+        if ticket.state is NEW and self.away is None:
+            await self._come_back(ticket)
+        if ticket.state is GRANTED and not self._may_start(ticket):
+            await self.start_work(ticket)
+
+    def ask(self, ticket: Ticket) -> None:
+        """The same without waiting for it to come back, which on a folder it has done at once."""
+        with self._turn:
+            if self._leaving:
+                ticket.state = REFUSED
+                return
+            ticket.number = number = self._own.next_number()
+            if ticket.flow is not None:
+                ticket.flow = flow_key(ticket.flow)
+            if self.away is not None and self._grant_alone(ticket):
+                return
+            self._own.add(ticket)
+            try:
+                self._member.append(ask_for(ticket), asks=(number,))
+            except BaseException:
+                self._own.remove(ticket)
+                raise
+            changed = self._member.changed
+            if len(changed) == 1 and changed[0] is ticket:
+                changed.clear()  # the caller sees for itself
+            if ticket.state is WAITING and self.log.knows_deaths:
+                self._member.bury(LOOK_FOR_DEATHS)
+
+    async def _come_back(self, ticket: Ticket) -> None:
+        event, loop = anyio.Event(), running_loop()
+        try:
+            with self.lock:
+                if ticket.state is not NEW:
+                    return
+                self._own.when_back(ticket.number, partial(call_soon, loop, event.set))
+            await event.wait()
+        except BaseException:
+            self.release(ticket)
+            raise
+
+    async def start_work(self, ticket: Ticket) -> bool:
+        """Whether work on ``ticket`` may begin now: right before it does, after any wait.
+
+        A grant that is older than half a ``lease_ttl`` may have been given away meanwhile, if
+        this process stood still: then the log is read first.
+        """
+        if self._may_start(ticket):
+            return True
+        if ticket.state is not GRANTED or self.away is not None:
+            return False
+        with self._turn:
+            number = self._own.next_number()
+            self._member.beat(number)
+        await self._come_back_of(number)
+        return self._may_start(ticket)
+
+    async def _come_back_of(self, number: int) -> None:
+        event = anyio.Event()
+        with self.lock:
+            if self._member.is_fresh or self.away is not None:
+                return
+            self._own.when_back(number, partial(call_soon, running_loop(), event.set))
+        await event.wait()
+
+    def _may_start(self, ticket: Ticket) -> bool:
+        with self.lock:
+            if ticket.started:
+                return True
+            if ticket.state is not GRANTED or not self._member.is_fresh or not self._member.is_in:
+                return False
+            ticket.started = True
+            return True
+
+    def _grant_alone(self, ticket: Ticket) -> bool:
+        """While the log is away: grant from this process's own share, to be declared later."""
+        ledger = self.replica.ledger
+        if ledger is None or not self._fallback:
+            return False
+        taken = sum(alone.bytes for alone in self._own.alone.values())
+        if taken + ticket.bytes > self._fallback * ledger.accounts[0].limit:
+            return False
+        ticket.state, ticket.device, ticket.started = GRANTED, 0, True
+        ticket.arrived = ticket.granted_at = self.now()
+        self._own.add(ticket)
+        self._own.alone[ticket.number] = ticket
+        return True
+
+    # ending and changing
+
+    def release(self, ticket: Ticket) -> None:
+        """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
+        with self._turn:
+            if ticket not in self._own:
+                return
+            if self._turn.depth > 1:
+                self._member.late.append(partial(self._release_now, ticket))
+                return
+            self._release_now(ticket)
+        if self._leaving and not self._own:
+            self._leave()
+
+    def _release_now(self, ticket: Ticket) -> None:
+        if ticket not in self._own:
+            return
+        said = self._own.remove(ticket)
+        self._own.back((ticket.number,))
+        if said:
+            self._member.append(End(ticket.number))
+
+    def change(self, ticket: Ticket, size: int) -> None:
+        """Make a held ticket ``size`` bytes large, whether that fits or not."""
+        with self._turn:
+            if ticket in self._own:
+                self._member.append(Change(ticket.number, size))
+
+    def grow(self, ticket: Ticket, size: int, *, timeout: float = 1.0) -> bool:
+        """The same only where it fits; waits in this thread until that has come back, and says so.
+
+        Raises ``LogAway`` when it did not come back in time: then nothing has grown.
+        """
+        came = threading.Event()
+        with self._turn:
+            if ticket not in self._own:
+                return False
+            before = ticket.bytes
+            mark = self._own.next_number()
+            self._own.when_back(mark, came.set)
+            self._member.append(Change(ticket.number, size, must_fit=True), asks=(mark,))
+        if not came.wait(timeout) or self.away is not None:
+            self.change(ticket, before)
+            raise LogAway(f"the shared budget {self.log.where} did not answer within {timeout:g} s")
+        return ticket.bytes == size
+
+    def refuse_all(self) -> None:
+        """Send away all that wait in this process."""
+        self._say(Refuse())
+
+    def allow(
+        self,
+        device: int,
+        *,
+        capacity: int | None = None,
+        ceiling: int | None = None,
+        max_running: int | None = None,
+    ) -> None:
+        """What this process's guards say of ``device``: the lowest of all processes is in force."""
+        self._say(Allow(device, capacity, ceiling, max_running))
+
+    def resize(self, capacities: Sequence[int]) -> None:
+        """New capacities for all processes. Those that wait and can never fit now are refused."""
+        self._say(Resize(tuple(capacities)))
+
+    def drain(self, closed: bool = True) -> None:
+        """Admit nothing from now on in any process, and refuse what waits; or undo that."""
+        self._say(Drain(closed))
+
+    def _say(self, operation: Operation) -> None:
+        with self._turn:
+            self._member.tell_all(operation)
+
+    # what there is to see
+
+    @property
+    def replica(self) -> Replica:
+        """This process's copy of everything, to read under ``lock``."""
+        return self._member.replica
+
+    @property
+    def ledger(self) -> Ledger:
+        """The replica's ledger, to read under ``lock``; an empty one until a log has been joined."""
+        ledger = self.replica.ledger
+        return self._empty if ledger is None else ledger
+
+    def now(self) -> float:
+        """The log's time now, about: what ``ledger``'s questions take for ``now``."""
+        return self._member.now()
+
+    def members(self) -> tuple[MemberView, ...]:
+        """Which process holds what."""
+        with self._turn:
+            self.log.catch_up()
+            return view_members(self.replica, self._member.outbox.member, self.now())
+
+    def resident(self, device: int) -> int:
+        """Bytes that all processes hold on ``device`` besides their leases."""
+        with self.lock:
+            return self.replica.members.resident(device)
+
+    @property
+    def settles_in(self) -> float:
+        """Seconds until a log that has begun anew grants again; 0 when it does."""
+        settles = self.replica.settles
+        return 0.0 if settles is None else max(0.0, settles - self.now())

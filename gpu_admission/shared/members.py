@@ -1,0 +1,146 @@
+"""Who takes part, what each of them holds, and when each is dead by the log's own time.
+
+Owns the records of members, living and dead. What becomes of their tickets is the replica's
+business.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+
+from gpu_admission.budget.ticket import Ticket
+from gpu_admission.shared.operations import Terms
+
+
+class Allowed(msgspec.Struct, array_like=True, frozen=True):
+    """What one process's guards say of one device."""
+
+    ceiling: int | None
+    max_running: int | None
+
+
+class MemberDump(msgspec.Struct, array_like=True, frozen=True):
+    """A member, written down; its tickets are in the ledger's dump."""
+
+    name: str
+    pid: int
+    host: str
+    joined: float
+    last: float
+    serial: int
+    resident: tuple[int, ...]
+    allowed: dict[int, Allowed]
+    terms: Terms | None
+    until: float | None
+
+
+class Member:
+    """One process's part in the budget, from a join to its end."""
+
+    __slots__ = (
+        "allowed",
+        "host",
+        "joined",
+        "lanes",
+        "last",
+        "name",
+        "pid",
+        "resident",
+        "serial",
+        "terms",
+        "tickets",
+        "until",
+    )
+
+    def __init__(self, name: str, pid: int, host: str, at: float) -> None:
+        self.name = name
+        self.pid = pid
+        self.host = host
+        self.joined = at
+        self.last = at
+        self.serial = 0
+        self.tickets: dict[int, Ticket] = {}
+        """Those that wait or hold bytes, by number."""
+        self.resident: tuple[int, ...] = ()
+        self.allowed: dict[int, Allowed] = {}
+        self.terms: Terms | None = None
+        """The settings that it came with; others may be in force."""
+        self.lanes: tuple[int, ...] | None = None
+        """For each of its own lanes the place in those in force; ``None``: the same."""
+        self.until: float | None = None
+        """Once dead: when its bytes go to others."""
+
+    def dump(self) -> MemberDump:
+        return MemberDump(
+            self.name,
+            self.pid,
+            self.host,
+            self.joined,
+            self.last,
+            self.serial,
+            self.resident,
+            self.allowed,
+            self.terms,
+            self.until,
+        )
+
+    @classmethod
+    def load(cls, said: MemberDump) -> Member:
+        member = cls(said.name, said.pid, said.host, said.joined)
+        member.last, member.serial, member.resident = said.last, said.serial, said.resident
+        member.allowed, member.terms, member.until = dict(said.allowed), said.terms, said.until
+        return member
+
+    def follow(self, terms: Terms) -> None:
+        """``terms`` are in force: find each of this member's own lanes among theirs, by name."""
+        own = terms if self.terms is None else self.terms
+        if [lane.name for lane in own.lanes] == [lane.name for lane in terms.lanes]:
+            self.lanes = None
+            return
+        places = {lane.name: place for place, lane in enumerate(terms.lanes)}
+        self.lanes = tuple(places.get(lane.name, 0) for lane in own.lanes)
+
+    def lane(self, own: int, lanes: int) -> int:
+        """The place in the ``lanes`` in force of what this member calls its lane ``own``."""
+        place = own if self.lanes is None else self.lanes[own] if own < len(self.lanes) else 0
+        return place if place < lanes else 0
+
+
+class Members:
+    """The living, and the dead whose bytes still rest."""
+
+    def __init__(self) -> None:
+        self.living: dict[str, Member] = {}
+        self.dead: dict[str, Member] = {}
+
+    def __iter__(self) -> Iterator[Member]:
+        yield from self.living.values()
+        yield from self.dead.values()
+
+    def overdue(self, at: float, ttl: float) -> list[Member]:
+        """The living that have been silent for longer than ``ttl``."""
+        return [member for member in self.living.values() if at - member.last > ttl]
+
+    def rested(self, at: float) -> list[Member]:
+        """The dead that have rested for long enough."""
+        return [m for m in self.dead.values() if m.until is not None and at >= m.until]
+
+    def next_change(self, ttl: float) -> float:
+        """The time before which nobody dies and no bytes come free."""
+        dies = min((member.last for member in self.living.values()), default=math.inf) + ttl
+        free = min((m.until for m in self.dead.values() if m.until is not None), default=math.inf)
+        return min(dies, free)
+
+    def allowed(self, device: int) -> Allowed:
+        """The lowest that the guards of any living process say of ``device``."""
+        said = [m.allowed[device] for m in self.living.values() if device in m.allowed]
+        ceilings = [a.ceiling for a in said if a.ceiling is not None]
+        most = [a.max_running for a in said if a.max_running is not None]
+        return Allowed(min(ceilings, default=None), min(most, default=None))
+
+    def resident(self, device: int) -> int:
+        """Bytes that all living processes hold on ``device`` besides their leases."""
+        return sum(m.resident[device] for m in self.living.values() if device < len(m.resident))

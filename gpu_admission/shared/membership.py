@@ -1,0 +1,327 @@
+"""This process's membership in a shared budget: from join to leave, through losses and deaths.
+
+Owns the way to the log and the replica that follows it: what was said and has come back, beats,
+deaths of others, and joining again after its own. Whose ticket waits for what is ``ledger``'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
+from gpu_admission.shared import dump
+from gpu_admission.shared.operations import (
+    MOST_OPERATIONS,
+    RULES,
+    Adopt,
+    Ask,
+    Beat,
+    Gone,
+    Held,
+    Join,
+    Operation,
+    Terms,
+)
+from gpu_admission.shared.outbox import Outbox
+from gpu_admission.shared.own import OwnTickets
+from gpu_admission.shared.process import host_name, pid, process_of
+from gpu_admission.shared.protocol import Entry, Log
+from gpu_admission.shared.replica import Replica
+from gpu_admission.shared.terms import differences
+from gpu_admission.shared.turn import Turn
+
+logger = logging.getLogger("gpu_admission")
+
+LOOK_FOR_DEATHS = 0.2
+_POLL = 1.0
+_BEATS_IN_TTL = 5
+
+
+class Membership:
+    """Follows ``log`` for one process. ``woken`` gets own tickets that others granted or refused."""
+
+    def __init__(
+        self,
+        log: Log,
+        terms: Terms,
+        *,
+        woken: Callable[[Sequence[Ticket]], None],
+        resident: Callable[[], Sequence[int]],
+        clock: Callable[[], float],
+        name: str,
+    ) -> None:
+        self.log = log
+        self.terms = terms
+        self.turn = Turn(self._do_all_work)
+        self.own = OwnTickets()
+        self.outbox = Outbox(name, clock)
+        self.replica = Replica(self._own_ticket)
+        self.away: str | None = None
+        self.leases_lost = 0
+        self.is_in = False
+        """Its join has come back."""
+        self.has_left = False
+        self.changed: list[Ticket] = []
+        """Tickets of any process that were granted or refused, and nobody was told yet."""
+        self.late: deque[Callable[[], None]] = deque()
+        """What came in the middle of a call, as from a collection of garbage: done at its end."""
+        self._woken = woken
+        self._resident = resident
+        self._clock = clock
+        self._is_reading = True
+        self._epoch = 0
+        self._since = 0.0
+        self._seen: tuple[float, float] = (0.0, clock())
+        self._beaten = self._looked = -math.inf
+        self._agreed: Terms | None = None
+
+    # joining and leaving
+
+    def begin(self) -> None:
+        self.log.start(self.outbox.process, self)
+        if self.replica.other_rules is not None:
+            self.log.stop()
+            other = self.replica.other_rules
+            raise ValueError(
+                f"the shared budget {self.log.where} follows version {other} of the rules, "
+                f"this process {RULES}: stop the others first, or give this one a budget of another name"
+            )
+        with self.turn:
+            self._enter()
+            if self.log.knows_deaths:
+                self.bury(0.0)
+
+    def leave(self) -> None:
+        self.has_left = True
+        with self.turn:
+            self.tell_all(Gone(self.outbox.member, certain=True))
+        self.log.stop()
+
+    def _enter(self) -> None:
+        """Join, or join again: declare what runs, and ask again for what waits."""
+        former = self.outbox.member
+        member = self.outbox.enter()
+        self.is_in = False
+        self.own.alone.clear()
+        holds = tuple(map(self._held, self.own.running))
+        join = Join(pid(), host_name(), self.terms, self._since, former, holds)
+        self._epoch = self.replica.epoch
+        self.append(join)
+        waiting = self.own.waiting
+        for place in range(0, len(waiting), MOST_OPERATIONS):
+            part = waiting[place : place + MOST_OPERATIONS]
+            asks = [ask_for(ticket) for ticket in part]
+            self.append(*asks, asks=[ticket.number for ticket in part])
+        logger.debug("joined the budget %s as %s", self.log.where, member)
+
+    def _held(self, ticket: Ticket) -> Held:
+        age = max(0.0, self.now() - ticket.granted_at)
+        return Held(ticket.number, ticket.bytes, ticket.device, ticket.lane, ticket.flow, age)
+
+    # the log reports
+
+    def received(self, entries: Sequence[Entry]) -> None:
+        with self.turn:
+            replica, outbox = self.replica, self.outbox
+            for at, data in entries:
+                changed = replica.apply(at, data)
+                if changed:
+                    self.changed += changed
+                message = replica.message
+                if message is not None and message.member == outbox.member:
+                    self._came_back(message.serial)
+            self._seen = (replica.at, self._clock())
+
+    def _came_back(self, serial: int) -> None:
+        if not self.is_in and self.outbox.member in self.replica.members.living:
+            self.is_in = True
+            self._since = self._since or self.replica.at
+        self.own.back(self.outbox.came_back(serial))
+
+    def restarted(self, snapshot: bytes | None) -> None:
+        with self.turn:
+            self._is_reading = True
+            self.changed.clear()
+            self.replica = Replica(self._own_ticket)
+            if snapshot is not None:
+                dump.load(self.replica, snapshot)
+
+    def went_away(self, why: str) -> None:
+        with self.turn:
+            if self.away is None:
+                logger.warning("%s: requests wait for it; what runs goes on", why)
+            self.away = why
+            self.own.all_back()
+
+    def came_back(self) -> None:
+        with self.turn:
+            if self.away is not None:
+                logger.warning("the shared budget %s is back", self.log.where)
+            self.away = None
+            self._is_reading = False
+            member = self.replica.members.living.get(self.outbox.member)
+            if self._is_out():
+                return  # declared dead: it joins again at once
+            for data in self.outbox.again(0 if member is None else member.serial):
+                self.log.append(data)
+            if member is None:
+                return
+            self._find_the_missing(member.tickets)
+            if self.own.alone:
+                alone, self.own.alone = self.own.alone, {}
+                self.append(Adopt(tuple(map(self._held, alone.values()))))
+
+    def _find_the_missing(self, known: dict[int, Ticket]) -> None:
+        """Refused in a part of the log that this process never read: a snapshot stands for it."""
+        for ticket in self.own:
+            if ticket.state is WAITING and ticket.number not in known:
+                ticket.state = REFUSED
+                self.changed.append(ticket)
+
+    def _own_ticket(self, member: str, number: int) -> Ticket | None:
+        return self.own.get(number) if member == self.outbox.member else None
+
+    # the turn of the log's wheel
+
+    def pulse(self) -> float:
+        """Catch up, beat, look for deaths: called by a thread. Returns seconds until the next."""
+        with self.turn:
+            if self.has_left:
+                return 0.0
+            now = self._clock()
+            self.log.catch_up()
+            self._beat_if_due(now)
+            if self.log.knows_deaths:
+                self.bury(0.0)
+            if self.away is None and not self._is_reading:
+                self.log.compact(self._snapshot)
+            return self._pause(now)
+
+    def _snapshot(self) -> bytes:
+        with self.turn.lock:
+            return dump.dump(self.replica)
+
+    def _beat_if_due(self, now: float) -> None:
+        resident = tuple(self._resident())
+        member = self.replica.members.living.get(self.outbox.member)
+        if member is None or self.away is not None:
+            return
+        due = self.replica.expires and now - self._beaten >= self.ttl / _BEATS_IN_TTL
+        late = self.replica.next_change <= self.now()
+        if due or late or member.resident != resident:
+            self._beaten = now
+            self.append(Beat(resident))
+
+    def _pause(self, now: float) -> float:
+        """Short while a death would free bytes that are waited for, or the log's time decides."""
+        ledger = self.replica.ledger
+        pause = _POLL
+        if self.log.knows_deaths and ledger is not None and ledger.waiting:
+            pause = LOOK_FOR_DEATHS
+        if self.replica.expires:
+            pause = min(pause, max(0.01, self._beaten + self.ttl / _BEATS_IN_TTL - now))
+        return min(pause, max(0.01, self.replica.next_change - self.now()))
+
+    def bury(self, pause: float) -> None:
+        """Say in the log which processes the kernel says have died."""
+        now = self._clock()
+        if now - self._looked < pause:
+            return
+        self._looked = now
+        for name in list(self.replica.members.living):
+            if name != self.outbox.member and self.log.is_alive(process_of(name)) is False:
+                self.append(Gone(name, certain=True))
+
+    # appending
+
+    def append(self, *operations: Operation, asks: Sequence[int] = ()) -> None:
+        data = self.outbox.say(*operations, asks=asks)
+        if self.away is None and not self._is_reading:  # else it is appended when the log is back
+            self.log.append(data)
+
+    def _do_all_work(self) -> None:
+        """What the log's reports call for is done last, outside of the log."""
+        while not self._is_reading and (self.late or self._has_work()):
+            if self.late:
+                self.late.popleft()()
+            else:
+                self._do_work()
+
+    def _has_work(self) -> bool:
+        return bool(self.changed) or self.replica.terms is not self._agreed or self._is_out()
+
+    def _is_out(self) -> bool:
+        """Whether it took part, or was about to, and does no more against its will."""
+        member = self.outbox.member
+        if not member or self.has_left or member in self.replica.members.living:
+            return False
+        return self.is_in or self._epoch != self.replica.epoch
+
+    def _do_work(self) -> None:
+        changed, self.changed = self.changed, []
+        own = [t for t in changed if t.owner == self.outbox.member and t in self.own]
+        others = {process_of(t.owner) for t in changed} - {self.outbox.process}
+        if others:
+            self.log.wake(others)
+        if own:
+            self._woken(own)
+        if self.replica.terms is not self._agreed:
+            self._compare_terms()
+        if self._is_out():
+            self._join_again()
+
+    def _join_again(self) -> None:
+        held = len(self.own.running)
+        if self.is_in:
+            self.leases_lost += held
+            logger.warning(
+                "this process is no member of the shared budget %s any more (it was silent for longer than "
+                "lease_ttl=%g s, was evicted, or the log has begun anew): it joins again with %d leases",
+                self.log.where,
+                self.ttl,
+                held,
+            )
+        self._enter()
+
+    def _compare_terms(self) -> None:
+        self._agreed = self.replica.terms
+        if self._agreed is not None and self._agreed != self.terms:
+            logger.warning(
+                "processes that share the budget %s have different settings, the newest are in force: %s",
+                self.log.where,
+                "; ".join(differences(self.terms, self._agreed)),
+            )
+
+    def tell_all(self, operation: Operation) -> None:
+        """Say what concerns everybody, and have them read it soon."""
+        self.append(operation)
+        self.log.wake({process_of(name) for name in self.replica.members.living} - {self.outbox.process})
+
+    # what is known
+
+    @property
+    def ttl(self) -> float:
+        terms = self.replica.terms
+        return self.terms.lease_ttl if terms is None else terms.lease_ttl
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it has heard so lately that it takes part, that nothing it holds can be given away yet."""
+        return self._clock() - self.outbox.confirmed < self.ttl / 2
+
+    def now(self) -> float:
+        """The log's time now, about."""
+        at, seen = self._seen
+        return at + (self._clock() - seen)
+
+    def beat(self, number: int) -> None:
+        """Say that it lives, and call who waits for ``number`` when that has come back."""
+        self.append(Beat(tuple(self._resident())), asks=(number,))
+
+
+def ask_for(ticket: Ticket) -> Ask:
+    ticket.state = NEW
+    return Ask(ticket.number, ticket.bytes, ticket.lane, ticket.flow)

@@ -1,0 +1,197 @@
+"""What processes say to each other: the operations on a shared ledger, and their bytes.
+
+Owns the format. Everything is data of known shapes and bounded sizes; nothing in it can be
+executed. Names of clients never get here: flows are hashed before (see ``flow_key``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from gpu_admission.budget.lanes import Lane
+
+RULES = 1
+"""Version of the operations and of the ledger's rules. Processes with different ones can't share."""
+
+MOST_BYTES = 1 << 20
+MOST_OPERATIONS = 512
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Name = Annotated[str, msgspec.Meta(max_length=128)]
+_Flow = Annotated[bytes, msgspec.Meta(max_length=32)]
+
+
+class Ask(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """``number`` wants ``size`` bytes; ``lane`` is a place in the lanes of its own process."""
+
+    number: _Natural
+    size: _Natural
+    lane: _Natural = 0
+    flow: _Flow | None = None
+
+
+class End(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """``number`` is over: it gives its bytes back, or leaves the queue."""
+
+    number: _Natural
+
+
+class Change(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """``number`` now holds ``size`` bytes; where ``must_fit``, only if it can grow that far."""
+
+    number: _Natural
+    size: _Natural
+    must_fit: bool = False
+
+
+class Beat(msgspec.Struct, array_like=True, frozen=True, tag=4):
+    """The process lives; ``resident`` are bytes that it holds on each device besides its leases."""
+
+    resident: tuple[_Natural, ...] = ()
+
+
+class Held(msgspec.Struct, array_like=True, frozen=True):
+    """Bytes that a process uses already, for ``age`` seconds so far."""
+
+    number: _Natural
+    size: _Natural
+    device: _Natural
+    lane: _Natural
+    flow: _Flow | None
+    age: Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Terms(msgspec.Struct, array_like=True, frozen=True):
+    """The settings that all processes of one budget must agree on.
+
+    ``capacities`` in bytes, one a device (0: not measured yet); ``lease_ttl`` in seconds.
+    """
+
+    capacities: Annotated[tuple[_Natural, ...], msgspec.Meta(min_length=1, max_length=64)]
+    lanes: Annotated[tuple[Lane, ...], msgspec.Meta(min_length=1, max_length=256)] = (Lane("default"),)
+    max_waiting: _Natural = 100
+    max_waiting_per_flow: _Natural | None = None
+    max_running: _Natural | None = None
+    max_bypass: _Natural = 32
+    max_bypass_wait: float = 30.0
+    placement: _Name = "most_free"
+    lease_ttl: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+
+
+class Join(msgspec.Struct, array_like=True, frozen=True, tag=5):
+    """A process takes part, on ``terms``: the newest are in force for all.
+
+    ``since``: when it first said so, by the log's time (0: now). ``former``: the membership
+    that it had before and that it claims back.
+    """
+
+    pid: _Natural
+    host: _Name
+    terms: Terms
+    since: float = 0.0
+    former: _Name = ""
+    holds: Annotated[tuple[Held, ...], msgspec.Meta(max_length=10_000)] = ()
+
+
+class Allow(msgspec.Struct, array_like=True, frozen=True, tag=6):
+    """What the guards of a process say of a device; the lowest of all processes counts."""
+
+    device: _Natural
+    capacity: _Natural | None = None
+    ceiling: _Natural | None = None
+    max_running: _Natural | None = None
+
+
+class Gone(msgspec.Struct, array_like=True, frozen=True, tag=7):
+    """``member`` is over. Unless that is ``certain``, its bytes rest before others get them."""
+
+    member: _Name
+    certain: bool
+
+
+class Refuse(msgspec.Struct, array_like=True, frozen=True, tag=8):
+    """Send away all that wait in the process that says so."""
+
+
+class Drain(msgspec.Struct, array_like=True, frozen=True, tag=9):
+    """Let nothing in from now on, in any process; or, not ``closed``, let them in again."""
+
+    closed: bool = True
+
+
+class Adopt(msgspec.Struct, array_like=True, frozen=True, tag=10):
+    """Count bytes that were taken while the log was away."""
+
+    holds: Annotated[tuple[Held, ...], msgspec.Meta(max_length=10_000)]
+
+
+class Resize(msgspec.Struct, array_like=True, frozen=True, tag=11):
+    """New capacities, in bytes, one a device."""
+
+    capacities: Annotated[tuple[_Natural, ...], msgspec.Meta(min_length=1, max_length=64)]
+
+
+class Open(msgspec.Struct, array_like=True, frozen=True, tag=12):
+    """A log begins, or begins anew: nothing said before counts.
+
+    Nothing is granted for ``settle`` seconds, in which processes declare what they hold.
+    ``expires``: one that is silent for ``lease_ttl`` is dead.
+    """
+
+    settle: Annotated[float, msgspec.Meta(ge=0)]
+    expires: bool
+    why: Annotated[str, msgspec.Meta(max_length=512)] = ""
+
+
+Operation: TypeAlias = (
+    Ask | End | Change | Beat | Join | Allow | Gone | Refuse | Drain | Adopt | Resize | Open
+)
+
+
+class Message(msgspec.Struct, array_like=True, frozen=True):
+    """One entry: what ``member`` says, as its ``serial``-th."""
+
+    rules: int
+    member: _Name
+    serial: _Natural
+    operations: Annotated[tuple[Operation, ...], msgspec.Meta(max_length=MOST_OPERATIONS)]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+_decode_anything = msgspec.msgpack.Decoder().decode
+
+
+def encode(member: str, serial: int, *operations: Operation) -> bytes:
+    """The bytes of one entry. Raises ``ValueError`` above ``MOST_OPERATIONS`` or ``MOST_BYTES``."""
+    data = _encode((RULES, member, serial, operations))
+    if len(operations) > MOST_OPERATIONS or len(data) > MOST_BYTES:
+        raise ValueError(f"an entry takes at most {MOST_OPERATIONS} operations and {MOST_BYTES} bytes")
+    return data
+
+
+def decode(data: bytes) -> Message | None:
+    """What an entry says; ``None`` for one that nobody of this version can have written."""
+    try:
+        return _decode(data)
+    except (msgspec.ValidationError, msgspec.DecodeError):
+        return None
+
+
+def rules_of(data: bytes) -> int | None:
+    """Which version of the rules wrote an entry; ``None`` where that can't be read."""
+    try:
+        said: Any = _decode_anything(data)
+    except msgspec.DecodeError:
+        return None
+    return said[0] if isinstance(said, list) and said and isinstance(said[0], int) else None
+
+
+def flow_key(flow: object) -> bytes | None:
+    """A flow's key on the wire: tells flows apart, and says nothing about whose they are."""
+    if flow is None:
+        return None
+    return hashlib.blake2b(repr(flow).encode(), digest_size=12).digest()

@@ -1,0 +1,63 @@
+"""This process's own tickets: those that wait or run, and who is to be called when an ask has come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from gpu_admission.budget.ticket import Ticket
+
+
+class OwnTickets:
+    """Tickets by their number. Under the lock of the ``Membership`` that they belong to."""
+
+    def __init__(self) -> None:
+        self._tickets: dict[int, Ticket] = {}
+        self._returns: dict[int, Callable[[], object]] = {}
+        self._number = 0
+        self.alone: dict[int, Ticket] = {}
+        """Those that this process granted by itself while the log was away."""
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(list(self._tickets.values()))
+
+    def __contains__(self, ticket: Ticket) -> bool:
+        return self._tickets.get(ticket.number) is ticket
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def add(self, ticket: Ticket) -> None:
+        self._tickets[ticket.number] = ticket
+
+    def remove(self, ticket: Ticket) -> bool:
+        """Forget ``ticket``; whether the log has to be told."""
+        del self._tickets[ticket.number]
+        return self.alone.pop(ticket.number, None) is None
+
+    def get(self, number: int) -> Ticket | None:
+        return self._tickets.get(number)
+
+    @property
+    def running(self) -> list[Ticket]:
+        return [ticket for ticket in self._tickets.values() if ticket.started]
+
+    @property
+    def waiting(self) -> list[Ticket]:
+        return [ticket for ticket in self._tickets.values() if not ticket.started]
+
+    def when_back(self, number: int, call: Callable[[], object]) -> None:
+        """``call`` once, when what was said with ``number`` has come back, or can't."""
+        self._returns[number] = call
+
+    def back(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            call = self._returns.pop(number, None)
+            if call is not None:
+                call()
+
+    def all_back(self) -> None:
+        self.back(list(self._returns))

@@ -1,0 +1,149 @@
+"""That this process lives, for others to see; and a way for them to wake it.
+
+A file that stays locked for as long as the process lives (the kernel gives the lock back, however
+it dies), and a datagram socket. Both are named for the process, work across containers that mount
+the folder, and are closed in forked children: those must not keep a dead parent alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import socket
+import time
+import weakref
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+_OLD = 600.0
+_JOINED = b"joined"
+_LONGEST_ADDRESS = 100
+
+
+class Presence:
+    """One process's lock file and socket in ``folder``."""
+
+    def __init__(self, folder: Path, process: str) -> None:
+        self._folder = folder
+        self._process = process
+        self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._lock = self._take_lock()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._socket.bind(self._address(process))
+        os.chmod(self._socket_path(process), 0o600)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        _close_in_children(self)
+
+    def _take_lock(self) -> int:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        while True:
+            fd = os.open(self._lock_path(self._process), flags, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:
+                return fd
+            os.close(fd)  # another swept it away before it was locked
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its files were removed: others can't see it any more."""
+        return os.fstat(self._lock).st_nlink == 0
+
+    def join(self) -> None:
+        """Let others see that this process uses the log that is there now."""
+        os.pwrite(self._lock, _JOINED, 0)
+
+    def has_joined(self, process: str) -> bool:
+        try:
+            return self._lock_path(process).read_bytes() == _JOINED
+        except OSError:
+            return False
+
+    def _lock_path(self, process: str) -> Path:
+        return self._folder / f"{process}.lock"
+
+    def _socket_path(self, process: str) -> Path:
+        return self._folder / f"{process}.wake"
+
+    def _address(self, process: str) -> str:
+        """A socket's path may have about 100 characters: a longer one goes by the open folder."""
+        path = str(self._socket_path(process))
+        if len(path) > _LONGEST_ADDRESS:
+            path = f"/proc/self/fd/{self._directory}/{process}.wake"
+        return path
+
+    def is_alive(self, process: str) -> bool | None:
+        """Whether it holds its lock; ``None`` where its file is gone."""
+        if process == self._process:
+            return True
+        try:
+            fd = os.open(self._lock_path(process), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def others(self) -> Iterator[str]:
+        """All other processes that have a lock file, dead or alive."""
+        for path in self._folder.glob("*.lock"):
+            if path.stem != self._process:
+                yield path.stem
+
+    def living(self) -> list[str]:
+        """The others that live."""
+        return [process for process in self.others() if self.is_alive(process)]
+
+    def sweep(self, *, all: bool) -> None:
+        """Remove what the dead left; not ``all``: only those whose death has long been seen."""
+        for process in self.others():
+            path = self._lock_path(process)
+            with contextlib.suppress(OSError):
+                old = all or time.time() - path.stat().st_mtime > _OLD
+                if old and self.is_alive(process) is False:
+                    self._socket_path(process).unlink(missing_ok=True)
+                    path.unlink()
+
+    def wake(self, processes: Collection[str]) -> None:
+        """A process that has died, or has been woken already, needs none."""
+        for process in processes:
+            with contextlib.suppress(OSError):
+                self._socket.sendto(b"w", self._address(process))
+
+    def wait(self, seconds: float) -> None:
+        """Return when woken, or after ``seconds``."""
+        with contextlib.suppress(OSError):
+            self._poll.poll(seconds * 1000)
+            while True:
+                self._socket.recv(16)
+
+    def close(self) -> None:
+        """Leave: others see at once that this process takes no part."""
+        self._socket_path(self._process).unlink(missing_ok=True)
+        self._lock_path(self._process).unlink(missing_ok=True)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close everything, and leave the files to the process that owns them."""
+        self._socket.close()
+        for fd in (self._lock, self._directory):
+            if fd >= 0:
+                os.close(fd)
+        self._lock = self._directory = -1
+
+
+def _close_in_children(presence: Presence) -> None:
+    mine = weakref.ref(presence)
+
+    def close() -> None:
+        presence = mine()
+        if presence is not None:
+            presence.abandon()
+
+    os.register_at_fork(after_in_child=close)

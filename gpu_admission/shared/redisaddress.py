@@ -1,0 +1,120 @@
+"""Addresses of budgets on a Redis or Valkey server, and the clients that they ask for.
+
+``redis://host/gpu0``, ``rediss://user:password@host:6380/1?name=gpu0``,
+``unix:///run/redis.sock?name=gpu0``, ``redis+sentinel://one,two:26380/mymaster/0?name=gpu0``.
+Besides ``name`` and ``prefix``, what stands behind the ``?`` goes to redis-py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_CONNECT_WITHIN = 2.0
+_ANSWER_WITHIN = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class RedisAddress:
+    """Where a budget lies: what ``redis-py`` is given, and the budget's ``name`` there."""
+
+    url: str
+    name: str
+    prefix: str
+    where: str
+    """For people: without a password."""
+    sentinels: tuple[tuple[str, int], ...] = ()
+    service: str = ""
+
+    def key(self, what: str) -> str:
+        """All keys of one budget lie in one slot of a cluster."""
+        return f"{self.prefix}:{{{self.name}}}:{what}"
+
+    def client(self) -> Redis:
+        """A new client with connections of its own, that never sends a command twice by itself.
+
+        Raises ``ImportError`` that names the extra.
+        """
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError as error:
+            raise ImportError(
+                "a shared budget on Redis needs the extra 'redis': pip install gpu-admission[redis]"
+            ) from error
+        options: dict[str, Any] = {
+            "retry": Retry(NoBackoff(), 0),
+            "socket_connect_timeout": _CONNECT_WITHIN,
+            "socket_timeout": _ANSWER_WITHIN,
+            "protocol": 2,
+        }
+        if not self.sentinels:
+            return redis.Redis.from_url(self.url, **options)
+        parts = urlsplit(self.url)
+        options |= {"username": _text(parts.username), "password": _text(parts.password)}
+        if parts.scheme == "rediss":
+            options["ssl"] = True
+        watch: Any = redis.Sentinel
+        sentinel = watch(list(self.sentinels), sentinel_kwargs=dict(options), **options)
+        master: Redis = sentinel.master_for(self.service, db=int(parts.path.strip("/") or 0))
+        return master
+
+
+def _text(quoted: str | None) -> str | None:
+    return None if quoted is None else unquote(quoted)
+
+
+def parse(address: str) -> RedisAddress:
+    """Raises ``ValueError`` with a sentence that says what is wrong with ``shared``."""
+    parts = urlsplit(address)
+    query = dict(parse_qsl(parts.query))
+    name, prefix = query.pop("name", ""), query.pop("prefix", "gpu_admission")
+    path = [part for part in parts.path.split("/") if part]
+    if parts.scheme == "unix":
+        path, socket = [], parts.path
+    else:
+        socket = ""
+    service = path.pop(0) if parts.scheme.endswith("+sentinel") and path else ""
+    database = path.pop(0) if path and path[0].isdigit() else query.get("db", "0")
+    if path and not name:
+        name = path.pop(0)
+    where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} ({name})"
+    _check(address, parts.scheme, name, prefix, path, service, where)
+    netloc = parts.netloc
+    sentinels: tuple[tuple[str, int], ...] = ()
+    if service:
+        login, _, hosts = parts.netloc.rpartition("@")
+        sentinels = tuple(_host(host) for host in hosts.split(","))
+        netloc = f"{login}@sentinel" if login else "sentinel"
+    scheme = parts.scheme.partition("+")[0]
+    rest = f"?{urlencode(query)}" if query else ""
+    url = f"{scheme}://{netloc}{socket or f'/{database}'}{rest}"
+    return RedisAddress(url, name, prefix, where, sentinels, service)
+
+
+def _check(
+    address: str, scheme: str, name: str, prefix: str, rest: list[str], service: str, where: str
+) -> None:
+    if scheme not in SCHEMES:
+        raise ValueError(f"shared={where!r}: the scheme must be one of {', '.join(SCHEMES)}")
+    if scheme.endswith("+sentinel") and not service:
+        raise ValueError(f"shared={where!r} names no master: {scheme}://host1,host2/mymaster/0?name=gpu0")
+    if rest or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"shared={where!r} must name the budget: {scheme}://host/0?name=gpu0 (letters, digits, _ . : -)"
+        )
+    if not _NAME.fullmatch(prefix):
+        raise ValueError(f"shared={where!r}: prefix must be of letters, digits, _ . : -")
+
+
+def _host(said: str) -> tuple[str, int]:
+    host, _, port = said.rpartition(":")
+    return (host, int(port)) if host and port.isdigit() else (said, 26379)

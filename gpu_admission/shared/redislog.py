@@ -1,0 +1,345 @@
+"""A stream on a Redis or Valkey server as the log: one budget for processes on many hosts.
+
+Two connections. One appends, from whatever thread has something to say, and never waits for an
+answer; one reads, in a thread of its own. So it is the same under asyncio, trio and none, and a
+loop that is blocked neither delays beats nor makes its process look dead. Owns the stream and
+its snapshot; what entries mean is the replica's business.
+
+How a loss is seen, so that it is never taken for an empty budget: no append makes the stream
+(``NOMKSTREAM``); every session begins by finding the entry that was read last, on the very server
+that it was read from; and an id that an append gets must lie behind it. Else ``Open`` is
+appended: by it all who read begin anew at the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from gpu_admission.shared.operations import Open, encode
+from gpu_admission.shared.protocol import Entry, Listener
+from gpu_admission.shared.redisaddress import RedisAddress
+
+logger = logging.getLogger("gpu_admission")
+
+_LONG = 50_000
+_AT_ONCE = 1000
+_BLOCK = 1.0
+_STALLED = _BLOCK + 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_START_WITHIN = 5.0
+_UNSEEN = 32
+_ENTRY, _OPENING, _PROBE = b"d", b"o", b"p"
+
+
+class _Lost(Exception):
+    """The stream that is there isn't the one that was read."""
+
+
+class RedisLog:
+    """``settle``: seconds for which a log that has begun anew grants nothing."""
+
+    knows_deaths = False
+
+    def __init__(self, address: RedisAddress, *, settle: float = 10.0, long: int = _LONG) -> None:
+        self.where = address.where
+        self._address = address
+        self._settle = settle
+        self._long = long
+        self._stream = address.key("log")
+        self._snapshot = address.key("snapshot")
+        self._place: bytes | None = None
+        self._run = address.key("run")
+        self._server = b""
+        self._seen = 0.0
+        self._read_since = 0
+        self._dump: Callable[[], bytes] | None = None
+        self._writer: Writer | None = None
+        self._woken = threading.Event()
+        self._stopped = threading.Event()
+        self._tried = threading.Event()
+        self._refused: Exception | None = None
+        self._has_checked = False
+        self._thread = threading.Thread(target=self._sessions, name="gpu_admission.redis", daemon=True)
+
+    # from any thread
+
+    def start(self, process: str, listener: Listener) -> None:
+        self._listener = listener
+        self._address.client()  # says which extra is missing, here and not in the thread
+        self._thread.start()
+        if not self._tried.wait(_START_WITHIN):
+            listener.went_away(f"the shared budget {self.where} did not answer within {_START_WITHIN:g} s")
+        if self._refused is not None:
+            raise ValueError(f"the shared budget {self.where}: {self._refused}") from self._refused
+
+    def append(self, data: bytes) -> None:
+        writer = self._writer
+        if writer is not None:
+            writer.add(data, self._place)
+
+    def catch_up(self) -> bool:
+        """The reader does; here it is only seen what became of what was appended."""
+        writer = self._writer
+        if writer is not None:
+            writer.look()
+        return False
+
+    def wake(self, processes: Collection[str]) -> None:
+        """Each process's reader is told by the server."""
+
+    def wait(self, seconds: float) -> None:
+        self._woken.wait(seconds)
+
+    def is_alive(self, process: str) -> bool | None:
+        return None
+
+    def compact(self, snapshot: Callable[[], bytes]) -> None:
+        """Done by the reader, between two reads: there it is known what has been received."""
+        if self._read_since >= self._long:
+            self._dump = snapshot
+
+    def stop(self) -> None:
+        """What was said last has been sent; the server has it even if this process ends now."""
+        self._stopped.set()
+        self._woken.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_START_WITHIN)
+
+    # sessions, in the thread
+
+    def _sessions(self) -> None:
+        from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
+
+        pause = _FIRST_PAUSE
+        while not self._stopped.is_set():
+            try:
+                self._session()
+            except _Lost:
+                continue
+            except (RedisError, OSError) as error:
+                denied = isinstance(error, (AuthenticationError, AuthorizationError))
+                if denied and not self._tried.is_set():
+                    self._refused = error
+                    break
+                pause = _FIRST_PAUSE if self._seen else min(_LONGEST_PAUSE, pause * 2)
+                self._went_away(error)
+            self._stopped.wait(pause * random.uniform(0.5, 1.0))
+        self._tried.set()
+
+    def _went_away(self, error: Exception) -> None:
+        said = str(error) or type(error).__name__
+        self._listener.went_away(f"the shared budget {self.where} can't be reached ({said})")
+        self._tried.set()
+
+    def _session(self) -> None:
+        """Everything from connecting to the connection's end."""
+        self._seen = 0.0
+        with self._address.client() as reader, self._address.client() as client:
+            self._check_server(reader)
+            self._begin(reader)
+            self._read_up_to(reader, self._probe(reader))
+            writer = self._writer = Writer(client, self._stream)
+            try:
+                self._seen = time.monotonic()
+                self._listener.came_back()
+                self._tried.set()
+                self._read(reader, writer)
+            finally:
+                self._writer = None
+                writer.close()
+
+    def _check_server(self, client: Any) -> None:
+        """Once: a server that may throw the log away for want of memory is no place for a budget."""
+        if self._has_checked:
+            return
+        from redis.exceptions import ResponseError
+
+        client.ping()
+        with contextlib.suppress(ResponseError):  # some services don't let one ask
+            policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "noeviction")
+            if policy != "noeviction":
+                logger.warning(
+                    "the shared budget %s lies on a server with maxmemory-policy=%s: it may throw the budget "
+                    "away; set maxmemory-policy=noeviction",
+                    self.where,
+                    policy,
+                )
+        self._has_checked = True
+
+    # which log this is
+
+    def _begin(self, client: Any) -> None:
+        """Go on behind what was read last; or begin with the snapshot, the opening, or a new log.
+
+        A server that has started anew, or was promoted, may lack the end of what others have read:
+        it begins a new log, even if this process misses nothing.
+        """
+        said = client.info()
+        server = f"{said.get('run_id')}:{said.get('master_replid')}".encode()
+        before, self._server = self._server, server
+        run = client.hgetall(self._run)
+        if run.get(b"server") != server:
+            return self._open(client, "the server is another one, or lacks the log", server)
+        if before == server and self._place is not None and self._has(client, self._place):
+            return None
+        snapshot = client.hgetall(self._snapshot)
+        if snapshot and self._has(client, snapshot[b"place"]):
+            return self._restart(snapshot[b"place"], snapshot[b"state"])
+        if self._has(client, run[b"opened"]):
+            return self._restart(_just_before(run[b"opened"]), None)
+        return self._open(client, "the log lacks what was read before", server)
+
+    def _has(self, client: Any, place: bytes) -> bool:
+        return bool(client.xrange(self._stream, place, place))
+
+    def _restart(self, place: bytes, snapshot: bytes | None) -> None:
+        self._place = place
+        self._read_since = 0
+        self._listener.restarted(snapshot)
+
+    def _open(self, client: Any, why: str, server: bytes) -> None:
+        data = encode("", 0, Open(self._settle, expires=True, why=why))
+        place = client.execute_command("XADD", self._stream, "*", _OPENING, data)
+        client.delete(self._snapshot)
+        client.hset(self._run, mapping={"server": server, "opened": place})
+        said = "the shared budget %s begins anew (%s): it grants nothing for %g s"
+        logger.warning(said, self.where, why, self._settle)
+        self._restart(_just_before(place), None)
+
+    def _probe(self, client: Any) -> bytes:
+        """An empty entry: the server takes writes, and what is read up to it is all there is."""
+        place: bytes | None = client.execute_command(*_add(self._stream, _PROBE, b""))
+        if place is None:
+            raise _Lost
+        return place
+
+    # reading
+
+    def _read_up_to(self, client: Any, last: bytes) -> None:
+        while _key(self._place or b"0-0") < _key(last):
+            if not self._take(client.xread({self._stream: self._place}, count=_AT_ONCE)):
+                raise _Lost
+
+    def _read(self, client: Any, writer: Writer) -> None:
+        block = int(_BLOCK * 1000)
+        while not self._stopped.is_set():
+            self._take(client.xread({self._stream: self._place}, count=_AT_ONCE, block=block))
+            now = time.monotonic()
+            if now - self._seen > _STALLED and not self._has(client, self._place or b""):
+                raise _Lost  # this process stood still for so long that the log was cut behind it
+            self._seen = now
+            if writer.failure is not None:
+                raise writer.failure
+            if self._dump is not None:
+                self._compact(client)
+
+    def _take(self, said: Sequence[Any]) -> bool:
+        if not said:
+            return False
+        entries = []
+        for place, fields in said[0][1]:
+            self._place = place
+            data = fields.get(_ENTRY) or fields.get(_OPENING)
+            if data is not None:
+                entries.append(Entry(_seconds(place), data))
+        self._read_since += len(entries)
+        if entries:
+            self._listener.received(entries)
+        return True
+
+    # a snapshot in the place of what lies before it
+
+    def _compact(self, client: Any) -> None:
+        from redis.exceptions import WatchError
+
+        dump, self._dump = self._dump, None
+        self._read_since = 0
+        if dump is None or client.xlen(self._stream) < self._long:
+            return  # another process has done it
+        place = self._place
+        assert place is not None
+        state = dump()
+        with contextlib.suppress(WatchError), client.pipeline() as pipeline:
+            pipeline.watch(self._snapshot)
+            before = pipeline.hget(self._snapshot, "place")
+            if before is not None and _key(before) >= _key(place):
+                return
+            pipeline.multi()
+            fields = {"place": place, "state": state}
+            pipeline.hset(self._snapshot, mapping=fields)
+            if before is not None:
+                # Not what lies behind the last snapshot: a slow reader may still be there.
+                pipeline.execute_command("XTRIM", self._stream, "MINID", before)
+            pipeline.execute()
+
+
+def _key(place: bytes) -> tuple[int, int]:
+    """Places in their order."""
+    milliseconds, _, number = place.partition(b"-")
+    return int(milliseconds), int(number)
+
+
+def _just_before(place: bytes) -> bytes:
+    milliseconds, number = _key(place)
+    return b"%d-%d" % ((milliseconds, number - 1) if number else (milliseconds - 1, (1 << 64) - 1))
+
+
+def _seconds(place: bytes) -> float:
+    return int(place.partition(b"-")[0]) / 1000
+
+
+class Writer:
+    """The connection that appends. What came of it is looked at later, and by who reads."""
+
+    def __init__(self, client: Any, stream: str) -> None:
+        self.failure: Exception | None = None
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._pool = client.connection_pool
+        self._connection = self._pool.get_connection()
+        self._after: deque[bytes] = deque()
+        """For each append on its way: what had been read before."""
+
+    def add(self, data: bytes, place: bytes | None) -> None:
+        """Append; it costs what a write to a socket does."""
+        with self._lock:
+            if self.failure is not None:
+                return
+            try:
+                self._connection.send_command(*_add(self._stream, _ENTRY, data))
+                self._after.append(place or b"0-0")
+                if len(self._after) > _UNSEEN:
+                    self._look()
+            except Exception as error:
+                self.failure = error
+
+    def look(self) -> None:
+        """See what became of it."""
+        with self._lock:
+            try:
+                self._look()
+            except Exception as error:
+                self.failure = error
+
+    def _look(self) -> None:
+        while self._after and self._connection.can_read(0):
+            place = self._connection.read_response()
+            if place is None or _key(place) <= _key(self._after.popleft()):
+                raise _Lost
+
+    def close(self) -> None:
+        with self._lock:
+            self.failure = self.failure or _Lost()
+            self._connection.disconnect()
+            self._pool.release(self._connection)
+
+
+def _add(stream: str, field: bytes, data: bytes) -> tuple[Any, ...]:
+    return "XADD", stream, "NOMKSTREAM", "*", field, data

@@ -1,0 +1,368 @@
+"""One process's copy of the shared ledger: a state machine over the entries of the log.
+
+Pure: no clock, no I/O, no thread. Every replica that has applied the same entries is in the
+same state, so each decides alone, and alike, who starts, who is dead and whose bytes are
+free. Appending, waking and waiting must not be put here.
+
+The rules, in the order in which ``apply`` follows them at each entry:
+
+1. Time is the entry's. By it a log that began anew has settled or not, a member that was
+   silent for ``lease_ttl`` is dead, and the bytes of a dead one have rested for half of it.
+2. An entry of one who isn't a member counts only if it joins. One that came twice is left
+   out. A hole in a member's own numbering means that some of what it said is lost: it is
+   dead as of here, and will claim what it holds.
+3. The operations of an entry apply together, at its time.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
+from gpu_admission.shared.members import Allowed, Member, Members
+from gpu_admission.shared.operations import (
+    RULES,
+    Adopt,
+    Allow,
+    Ask,
+    Beat,
+    Change,
+    Drain,
+    End,
+    Gone,
+    Held,
+    Join,
+    Message,
+    Open,
+    Refuse,
+    Resize,
+    Terms,
+    decode,
+    rules_of,
+)
+from gpu_admission.shared.terms import ledger_of, take_terms
+
+_NOTHING: tuple[Ticket, ...] = ()
+_OPERATOR = Member("", 0, "", 0.0)
+
+
+class Replica:
+    """Applies entries; ``own(member, number)`` gives this process's ticket objects for its own asks."""
+
+    def __init__(self, own: Callable[[str, int], Ticket | None] = lambda member, number: None) -> None:
+        self.own = own
+        self.message: Message | None = None
+        """What the last entry said, if it could be read."""
+        self._begin()
+        self._apply: dict[type, Callable[[Any, Any, float], Sequence[Ticket]]] = {
+            Ask: self._ask,
+            End: self._end,
+            Change: self._change,
+            Beat: self._beat,
+            Allow: self._allow,
+            Gone: self._gone,
+            Refuse: self._refuse,
+            Drain: self._drain,
+            Adopt: self._adopt,
+            Resize: self._resize,
+        }
+
+    def _begin(self) -> None:
+        self.at = -math.inf
+        """Time of the last entry, in the log's seconds."""
+        self.epoch = 0
+        """How often the log began anew."""
+        self.expires = False
+        self.settles: float | None = None
+        """When granting begins, while the log has just begun."""
+        self.terms: Terms | None = None
+        """The settings in force."""
+        self.since = 0.0
+        """When they were first put into the log."""
+        self.members = Members()
+        self.ledger: Ledger | None = None
+        self.other_rules: int | None = None
+        """A version of the rules that somebody else follows in this log."""
+        self._wait_until = math.inf
+
+    # applying
+
+    def apply(self, at: float, data: bytes) -> Sequence[Ticket]:
+        """Take in one entry. Returns the tickets of all processes that it granted or refused."""
+        self._stamp = at
+        at = self.at = max(at, self.at)
+        changed = self._let_pass(at) if at >= self._wait_until else _NOTHING
+        message = self.message = decode(data)
+        if message is None or message.rules != RULES:
+            said = rules_of(data)
+            if said != RULES:
+                self.other_rules = said or self.other_rules
+            return changed
+        member = self.members.living.get(message.member)
+        if member is not None:
+            if message.serial <= member.serial:
+                return changed  # it came twice
+            if message.serial != member.serial + 1:
+                return self._settled([*changed, *self._die(member, at, certain=False)])
+            member.serial, member.last = message.serial, at
+        for operation in message.operations:
+            apply = None if member is None else self._apply.get(type(operation))
+            if apply is None:
+                more = self._from_outside(message, operation, at)
+            else:
+                more = apply(member, operation, at)
+            if more:
+                changed = [*changed, *more] if changed else more
+            if len(message.operations) > 1:
+                member = self.members.living.get(message.member)
+        return self._settled(changed) if changed else _NOTHING
+
+    def _from_outside(self, message: Message, said: Any, at: float) -> Sequence[Ticket]:
+        """What one says that is no member, or none yet."""
+        kind = type(said)
+        if message.member in self.members.living:
+            return _NOTHING
+        if kind is Open:
+            return self._open(said)
+        if kind is Join and message.serial == 1 and message.member not in self.members.dead:
+            return self._join(message.member, said, at)
+        if kind in (Gone, Drain) and self.ledger is not None:  # an operator needn't take part
+            return self._apply[kind](_OPERATOR, said, at)
+        return _NOTHING
+
+    def _settled(self, changed: Sequence[Ticket]) -> Sequence[Ticket]:
+        for ticket in changed:
+            if ticket.state is REFUSED:
+                owner = self.members.living.get(ticket.owner)
+                if owner is not None:
+                    owner.tickets.pop(ticket.number, None)
+        return changed
+
+    # time
+
+    def _let_pass(self, at: float) -> Sequence[Ticket]:
+        changed: list[Ticket] = []
+        if self.settles is not None and at >= self.settles:
+            self.settles = None
+            changed += self._run(at)
+        if self.expires:
+            for member in self.members.overdue(at, self._ttl):
+                changed += self._die(member, at, certain=False)
+        for member in self.members.rested(at):
+            del self.members.dead[member.name]
+            changed += self._free(member, at)
+        self.look_ahead()
+        return self._settled(changed)
+
+    def look_ahead(self) -> None:
+        ttl = self._ttl if self.expires else math.inf
+        settles = math.inf if self.settles is None else self.settles
+        self._wait_until = min(settles, self.members.next_change(ttl))
+
+    @property
+    def _ttl(self) -> float:
+        return math.inf if self.terms is None else self.terms.lease_ttl
+
+    @property
+    def next_change(self) -> float:
+        """When, by the log's time, an entry is needed for something to happen; infinite for never."""
+        self.look_ahead()
+        return self._wait_until
+
+    def _most_running(self) -> int | None:
+        if self.settles is not None:
+            return 0
+        return None if self.terms is None else self.terms.max_running
+
+    def _run(self, at: float) -> Sequence[Ticket]:
+        return _NOTHING if self.ledger is None else self.ledger.run_at_most(self._most_running(), at)
+
+    # members
+
+    def _open(self, said: Open) -> Sequence[Ticket]:
+        epoch, at = self.epoch + 1, self._stamp
+        self._begin()
+        self.at, self.epoch, self.expires = at, epoch, said.expires
+        if said.settle > 0:
+            self.settles = self._wait_until = at + said.settle
+        return _NOTHING
+
+    def _join(self, name: str, said: Join, at: float) -> Sequence[Ticket]:
+        changed: list[Ticket] = []
+        if not self.members.living and self.ledger is not None and self.ledger.closed:
+            changed += self.ledger.reopen(self._most_running(), at)  # drained, and all have gone since
+        if said.former in self.members.living:
+            changed += self._die(self.members.living[said.former], at, certain=False)
+        member = self.members.living[name] = Member(name, said.pid, said.host, at)
+        member.serial, member.terms = 1, said.terms
+        changed += self._agree(said.terms, said.since or at, at)
+        former = self.members.dead.pop(said.former, None)
+        for held in said.holds:
+            rests = None if former is None else former.tickets.pop(held.number, None)
+            changed += self._hold(member, held, at) if rests is None else self._keep(member, rests, held, at)
+        if former is not None:
+            changed += self._free(former, at)
+        self.look_ahead()
+        return changed
+
+    def _agree(self, terms: Terms, since: float, at: float) -> Sequence[Ticket]:
+        """Put ``terms`` into force, where they are the newest and not those in force already."""
+        changed: Sequence[Ticket] = _NOTHING
+        force, is_newest = self.terms, self.terms is None or since >= self.since
+        if is_newest:
+            self.terms, self.since = terms, since
+        if self.ledger is None:
+            self.ledger = ledger_of(terms)
+            self._run(at)
+        elif is_newest and terms != force:
+            self.ledger, changed = take_terms(self.ledger, terms, self.held(), at)
+            changed = [*changed, *self._run(at)]
+        assert self.terms is not None
+        for member in self.members:
+            member.follow(self.terms)
+        return changed
+
+    def held(self) -> list[Ticket]:
+        """Every ticket that holds bytes, of the living and of the dead."""
+        return [t for member in self.members for t in _in_order(member) if t.state is GRANTED]
+
+    def _keep(self, member: Member, rests: Ticket, held: Held, at: float) -> Sequence[Ticket]:
+        """One that was counted dead lives: what it holds was never given away."""
+        ticket = self.own(member.name, held.number) or rests
+        ticket.take_over(rests)
+        ticket.owner, ticket.number, ticket.started = member.name, held.number, True
+        member.tickets[held.number] = ticket
+        assert self.ledger is not None
+        return self.ledger.change(ticket, held.size, at) if held.size != ticket.bytes else _NOTHING
+
+    def _hold(self, member: Member, held: Held, at: float) -> Sequence[Ticket]:
+        """Work that runs already is counted, above the limit too: nothing starts until it fits."""
+        assert self.ledger is not None
+        ticket = self._ticket(member, held.number, held.size, held.lane, held.flow)
+        device = held.device if held.device < len(self.ledger.accounts) else 0
+        self.ledger.force(ticket, at, device)
+        ticket.granted_at = at - held.age
+        ticket.started = True
+        member.tickets[held.number] = ticket
+        return _NOTHING
+
+    def _die(self, member: Member, at: float, *, certain: bool) -> Sequence[Ticket]:
+        del self.members.living[member.name]
+        changed: list[Ticket] = []
+        for ticket in [t for t in _in_order(member) if t.state is not GRANTED]:
+            del member.tickets[ticket.number]
+            changed += self._release(ticket, at)
+        for device in member.allowed:
+            changed += self._recount(device, at)
+        if certain:
+            return [*changed, *self._free(member, at)]
+        member.until = at + self._ttl / 2
+        # Copies: its process, if it lives, goes on with the objects that it has.
+        member.tickets = {number: copy.copy(ticket) for number, ticket in member.tickets.items()}
+        self.members.dead[member.name] = member
+        self.look_ahead()
+        return changed
+
+    def _free(self, member: Member, at: float) -> Sequence[Ticket]:
+        changed: list[Ticket] = []
+        for ticket in _in_order(member):
+            changed += self._release(ticket, at)
+        return changed
+
+    def _gone(self, member: Member, said: Gone, at: float) -> Sequence[Ticket]:
+        gone = self.members.living.get(said.member)
+        return _NOTHING if gone is None else self._die(gone, at, certain=said.certain)
+
+    # leases
+
+    def _ticket(self, member: Member, number: int, size: int, lane: int, flow: bytes | None) -> Ticket:
+        assert self.ledger is not None
+        ticket = self.own(member.name, number)
+        if member.lanes is not None or lane >= len(self.ledger.lanes):
+            lane = member.lane(lane, len(self.ledger.lanes))
+        if ticket is None:
+            ticket = Ticket(size, lane, flow)
+        else:
+            ticket.renew(size, lane, flow)
+        ticket.owner, ticket.number = member.name, number
+        return ticket
+
+    def _ask(self, member: Member, said: Ask, at: float) -> Sequence[Ticket]:
+        assert self.ledger is not None
+        if said.number in member.tickets:
+            return _NOTHING
+        ticket = self._ticket(member, said.number, said.size, said.lane, said.flow)
+        changed = self.ledger.request(ticket, at)
+        if ticket.state is REFUSED:
+            return [*changed, ticket]
+        member.tickets[said.number] = ticket
+        return changed
+
+    def _end(self, member: Member, said: End, at: float) -> Sequence[Ticket]:
+        ticket = member.tickets.pop(said.number, None)
+        return _NOTHING if ticket is None else self._release(ticket, at)
+
+    def _release(self, ticket: Ticket, at: float) -> Sequence[Ticket]:
+        assert self.ledger is not None
+        return self.ledger.release(ticket, at)
+
+    def _change(self, member: Member, said: Change, at: float) -> Sequence[Ticket]:
+        assert self.ledger is not None
+        ticket = member.tickets.get(said.number)
+        if ticket is None or ticket.state is not GRANTED:
+            return _NOTHING
+        grows = said.size > ticket.bytes
+        if said.must_fit and grows and not self.ledger.can_grow(ticket, said.size):
+            return _NOTHING
+        return self.ledger.change(ticket, said.size, at)
+
+    def _adopt(self, member: Member, said: Adopt, at: float) -> Sequence[Ticket]:
+        for held in said.holds:
+            if held.number not in member.tickets:
+                self._hold(member, held, at)
+        return _NOTHING
+
+    def _refuse(self, member: Member, said: Refuse, at: float) -> Sequence[Ticket]:
+        assert self.ledger is not None
+        return self.ledger.refuse(_in_order(member), at)
+
+    # the whole
+
+    def _beat(self, member: Member, said: Beat, at: float) -> Sequence[Ticket]:
+        member.resident = said.resident
+        return _NOTHING
+
+    def _allow(self, member: Member, said: Allow, at: float) -> Sequence[Ticket]:
+        assert self.ledger is not None
+        if said.device >= len(self.ledger.accounts):
+            return _NOTHING
+        member.allowed[said.device] = Allowed(said.ceiling, said.max_running)
+        return self._recount(said.device, at, said.capacity)
+
+    def _recount(self, device: int, at: float, capacity: int | None = None) -> Sequence[Ticket]:
+        assert self.ledger is not None
+        allowed = self.members.allowed(device)
+        return self.ledger.allow(
+            device, at, capacity=capacity, ceiling=allowed.ceiling, max_running=allowed.max_running
+        )
+
+    def _resize(self, member: Member, said: Resize, at: float) -> Sequence[Ticket]:
+        assert self.ledger is not None
+        if len(said.capacities) != len(self.ledger.accounts):
+            return _NOTHING
+        return self.ledger.resize(said.capacities, at)
+
+    def _drain(self, member: Member, said: Drain, at: float) -> Sequence[Ticket]:
+        assert self.ledger is not None
+        if said.closed:
+            return self.ledger.close(at)
+        return self.ledger.reopen(self._most_running(), at)
+
+
+def _in_order(member: Member) -> list[Ticket]:
+    """Its tickets by number: a replica made from a snapshot learned of them in another order."""
+    return [member.tickets[number] for number in sorted(member.tickets)]

@@ -1,0 +1,78 @@
+"""A real Redis server of the test's own, to be harmed. No test lives here."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HAS_SERVER = shutil.which("redis-server") is not None
+needs_server = pytest.mark.skipif(not HAS_SERVER, reason="redis-server is not installed")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """``redis-server`` on a port of its own; ``options`` as on its command line."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.options = options
+        self.port = free_port()
+        folder.mkdir(exist_ok=True)
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0?name=gpu0"
+
+    def start(self) -> None:
+        command = ["redis-server", "--port", str(self.port), "--save", "", "--dir", str(self.folder)]
+        self.process = subprocess.Popen([*command, *self.options], stdout=subprocess.DEVNULL)
+        end = time.monotonic() + 10
+        while True:
+            with contextlib.suppress(OSError), self.client() as client:
+                from redis.exceptions import RedisError
+
+                with contextlib.suppress(RedisError):
+                    client.ping()
+                    return
+            assert time.monotonic() < end, "redis-server did not start"
+            time.sleep(0.02)
+
+    def client(self) -> Any:
+        import redis
+
+        return redis.Redis(port=self.port, socket_timeout=5)
+
+    def do(self, *command: Any) -> Any:
+        with self.client() as client:
+            return client.execute_command(*command)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.resume()
+            self.process.terminate()
+            self.process.wait()

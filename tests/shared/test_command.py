@@ -1,0 +1,99 @@
+"""``gpu-admission budget``: an operator looks into a shared budget, and steps in."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
+from gpu_admission.shared.command import add_parser
+from gpu_admission.shared.folder import FolderLog
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.operations import Terms
+
+
+def budget(*arguments: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    parsed = parser.parse_args(["budget", *map(str, arguments)])
+    status: int = parsed.run(parsed)
+    return status
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "gpu0"
+
+
+@pytest.fixture
+def shared(folder: Path) -> Iterator[SharedLedger]:
+    shared = SharedLedger(FolderLog(folder), Terms((10 << 30,)), name="worker")
+    shared.start(pulse=False)
+    yield shared
+    for ticket in shared._own:
+        shared.release(ticket)
+    shared.stop()
+
+
+def ask(shared: SharedLedger, size: int) -> Ticket:
+    ticket = Ticket(size)
+    shared.ask(ticket)
+    return ticket
+
+
+def test_show_says_who_holds_what(
+    folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticket = ask(shared, 6 << 30)
+    assert budget("show", folder) == 0
+    said = capsys.readouterr().out
+    assert "6.00 GiB of 10.00 GiB in use by 1, 0 waiting" in said
+    assert "worker.1  pid" in said
+    shared.release(ticket)
+
+
+def test_show_of_a_budget_that_was_never_used_says_so(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert budget("show", folder) == 0
+    assert "no process has used this budget yet" in capsys.readouterr().out
+
+
+def test_drain_admits_nothing_until_it_is_undone(
+    folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert budget("drain", folder) == 0
+    shared.pulse()
+    assert ask(shared, 1).state is REFUSED
+    assert budget("show", folder) == 0
+    assert ", drained" in capsys.readouterr().out
+    assert budget("drain", "--undo", folder) == 0
+    shared.pulse()
+    assert ask(shared, 1).state is GRANTED
+
+
+def test_evict_gives_a_stuck_process_up_and_a_living_one_claims_what_runs(
+    folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(shared, 6 << 30).started = True
+    assert budget("evict", "worker.1", folder) == 0
+    budget("show", folder)
+    assert "declared dead" in capsys.readouterr().out
+    shared.pulse()
+    assert [view.name for view in shared.members()] == ["worker.2"]
+    assert shared.ledger.in_use == 6 << 30
+
+
+def test_evict_of_a_stranger_names_the_members(
+    folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert budget("evict", "nobody", folder) == 1
+    assert "there is no member 'nobody'; members are worker.1" in capsys.readouterr().err
+
+
+def test_a_budget_that_cannot_be_reached_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert budget("show", "relative") == 1
+    assert "must be an absolute path" in capsys.readouterr().err

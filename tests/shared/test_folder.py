@@ -1,0 +1,396 @@
+"""A folder of this host as the log, with real files, locks and sockets."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
+from gpu_admission.shared.folder import FolderLog, file_system, prepare_folder
+from gpu_admission.shared.frames import HEAD_SIZE, Frames, Head, frame
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.presence import Presence
+from gpu_admission.shared.protocol import Entry
+
+TERMS = Terms((100,))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "gpu0"
+
+
+@pytest.fixture
+def join(folder: Path) -> Iterator[Callable[..., SharedLedger]]:
+    """Makes processes on the folder that never turn by themselves."""
+    made: list[SharedLedger] = []
+
+    def make(*, pulse: bool = False, **options: int) -> SharedLedger:
+        shared = SharedLedger(FolderLog(folder, **options), TERMS)
+        shared.start(pulse=pulse)
+        made.append(shared)
+        return shared
+
+    yield make
+    for shared in made:
+        for ticket in shared._own:
+            shared.release(ticket)
+        if not shared.has_left:
+            shared.stop()
+
+
+def ask(shared: SharedLedger, size: int) -> Ticket:
+    ticket = Ticket(size)
+    shared.ask(ticket)
+    return ticket
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def test_two_processes_draw_on_one_budget(join: Callable[..., SharedLedger]) -> None:
+    first, second = join(), join()
+    held, waiting = ask(first, 70), ask(second, 40)
+    assert (held.state, waiting.state) == (GRANTED, WAITING)
+    first.release(held)
+    assert held.state is ENDED
+    second.pulse()
+    assert waiting.state is GRANTED
+
+
+def test_a_waiter_is_woken_by_the_process_that_gives_back(join: Callable[..., SharedLedger]) -> None:
+    first, second = join(), join(pulse=True)
+    held, waiting = ask(first, 70), ask(second, 40)
+    first.release(held)
+    wait_for(lambda: waiting.state is GRANTED, 0.5)
+
+
+def test_the_folder_and_all_in_it_are_for_the_owner_alone(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    join()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    names = {path.suffix or path.name for path in folder.iterdir()}
+    assert names == {"log", ".lock", ".wake"}
+    assert {stat.S_IMODE(path.lstat().st_mode) for path in folder.iterdir()} == {0o600}
+
+
+def test_a_folder_that_others_may_use_is_refused(folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    with pytest.raises(ValueError, match="chmod 700"):
+        SharedLedger(FolderLog(folder), TERMS).start()
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    with pytest.raises(ValueError, match="is no folder"):
+        prepare_folder(tmp_path / "x")
+
+
+def test_a_network_file_system_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_admission.shared.folder.file_system", lambda folder: "nfs4")
+    with pytest.raises(ValueError, match=r"network file system \(nfs4\)"):
+        prepare_folder(folder)
+
+
+def test_the_kind_of_a_file_system_is_the_longest_mount_points(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    point = str(tmp_path).replace(" ", "\\040")
+    mounts.write_text(
+        f"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / {point} rw - nfs4 server:/x rw\n"
+        f"3 1 0:9 / {point}x rw - tmpfs none rw\n"
+    )
+    assert file_system(tmp_path / "gpu0", mounts) == "nfs4"
+    assert file_system(Path("/usr"), mounts) == "ext4"
+    assert file_system(tmp_path, tmp_path / "none") == ""
+
+
+def test_a_torn_entry_is_passed_by_all_who_read_on(folder: Path, join: Callable[..., SharedLedger]) -> None:
+    first, second = join(), join()
+    held = ask(first, 70)
+    with (folder / "log").open("ab") as log:
+        log.write(frame(b"never finished", 1)[:-5])
+    waiting = ask(second, 40)
+    first.release(held)
+    second.pulse()
+    assert waiting.state is GRANTED
+    assert join().ledger.in_use == 40
+
+
+def test_an_entry_still_being_written_is_read_when_it_is_whole() -> None:
+    whole = frame(b"first", 5) + frame(b"second", 4)
+    for cut in range(len(whole) + 1):
+        frames = Frames()
+        entries: list[Entry] = []
+        taken = frames.read(whole[:cut], entries)
+        frames.read(whole[taken:], entries)
+        assert [entry.data for entry in entries] == [b"first", b"second"]
+        assert [entry.at for entry in entries] == [5e-9, 5e-9], "the clock never goes back"
+
+
+def test_a_head_that_is_no_log_is_none() -> None:
+    assert Head.unpack(b"short") is None
+    assert Head.unpack(b"x" * HEAD_SIZE) is None
+
+
+def test_what_is_no_log_is_set_aside(folder: Path, join: Callable[..., SharedLedger]) -> None:
+    folder.mkdir(mode=0o700)
+    (folder / "log").write_bytes(b"x" * 100)
+    assert ask(join(), 10).state is GRANTED
+    assert (folder / "log.broken").exists()
+
+
+def test_a_long_log_is_replaced_by_a_snapshot_and_everybody_goes_on(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    first, second, idle = join(long=2000), join(long=2000), join(long=2000)
+    held, waiting = ask(first, 70), ask(second, 40)
+    for _ in range(100):
+        first.release(ask(first, 1))
+        first.pulse()
+        second.pulse()
+    assert (folder / "log").stat().st_size < 6000
+    newcomer = join(long=2000)
+    assert (newcomer.ledger.in_use, newcomer.ledger.waiting) == (70, 1)
+    first.release(held)
+    for each in (second, idle, newcomer):
+        each.pulse()
+        assert each.ledger.in_use == 40
+    assert waiting.state is GRANTED
+
+
+def test_a_process_that_missed_two_replacements_begins_with_the_snapshot(
+    join: Callable[..., SharedLedger],
+) -> None:
+    first, second = join(long=1000), join()
+    mine, waiting = ask(second, 70), ask(second, 40)
+    for _ in range(100):
+        first.release(ask(first, 1))
+        first.pulse()
+    second.release(mine)
+    assert waiting.state is GRANTED
+    first.pulse()
+    assert first.ledger.in_use == 40
+
+
+def test_a_restart_of_all_forgets_those_who_were_killed(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    kill_while_it_holds(folder, 60)
+    assert ask(join(), 100).state is GRANTED
+    assert len(list(folder.glob("*.lock"))) >= 1
+
+
+def test_bytes_of_a_killed_process_come_back_to_those_who_live(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    living = join(pulse=True)
+    kill_while_it_holds(folder, 60)
+    waiting = ask(living, 100)
+    wait_for(lambda: waiting.state is GRANTED, 0.5)
+
+
+def test_a_log_that_was_removed_grants_nothing_until_the_living_have_declared(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    first = join()
+    running = ask(first, 60)
+    running.started = True
+    (folder / "log").unlink()
+    second = join()
+    waiting = ask(second, 30)
+    assert waiting.state is WAITING
+    first.pulse()
+    second.pulse()
+    assert second.ledger.in_use == 60
+    assert second.settles_in > 5
+
+
+def test_a_folder_that_was_removed_is_made_again_and_its_process_is_seen(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    import shutil
+
+    first = join()
+    running = ask(first, 60)
+    running.started = True
+    shutil.rmtree(folder)
+    second = join()
+    assert ask(second, 30).state is WAITING, "its socket shows that somebody used the folder"
+    first.pulse()
+    second.pulse()
+    assert second.ledger.in_use == 60
+    assert second.log.is_alive(first.log._process)  # type: ignore[attr-defined]
+
+
+def test_another_boot_begins_a_new_log(
+    folder: Path, join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = join()
+    ask(first, 60).started = True
+    monkeypatch.setattr("gpu_admission.shared.folder._boot_id", lambda: "another")
+    assert ask(join(), 100).state is GRANTED
+
+
+def test_a_full_disk_is_a_log_that_is_away_and_nothing_is_lost(
+    join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = join(), join()
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", lambda fd, data: real(fd, data[:9]))
+        ticket = ask(first, 70)
+        assert ticket.state is NEW
+        assert "no space left" in (first.away or "")
+    first.pulse()
+    assert ticket.state is GRANTED
+    second.pulse()
+    assert second.ledger.in_use == 70
+
+
+def test_a_broken_disk_is_a_log_that_is_away(
+    join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = join()
+
+    def broken(fd: int, data: bytes) -> int:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", broken)
+        ask(first, 70)
+        assert "Input/output error" in (first.away or "")
+    first.pulse()
+    assert first.away is None
+
+
+def test_a_process_that_stopped_while_it_replaced_the_log_makes_it_away_not_hang(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    import fcntl
+
+    first = join()
+    fd = os.open(folder / "log", os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    ticket = ask(first, 10)
+    assert ticket.state is NEW
+    assert "continue it or kill it" in (first.away or "")
+    os.close(fd)
+    first.pulse()
+    assert ticket.state is GRANTED
+
+
+def test_a_forked_child_does_not_keep_a_dead_parent_alive(folder: Path) -> None:
+    prepare_folder(folder)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", FORKS, str(folder)], stdout=subprocess.PIPE, text=True, close_fds=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    watcher = Presence(folder, "watcher")
+    try:
+        assert watcher.is_alive("parent") is True
+        parent.kill()
+        parent.wait()
+        wait_for(lambda: watcher.is_alive("parent") is False, 2.0)  # the child has to get so far
+    finally:
+        os.kill(child, 9)
+        watcher.close()
+        parent.stdout.close()
+
+
+def test_a_process_without_a_lock_file_is_neither_dead_nor_alive(folder: Path) -> None:
+    prepare_folder(folder)
+    presence = Presence(folder, "me")
+    assert presence.is_alive("stranger") is None
+    assert not presence.has_joined("stranger")
+    assert presence.is_alive("me") is True
+    presence.close()
+
+
+def test_what_the_long_dead_left_is_swept_away(folder: Path) -> None:
+    prepare_folder(folder)
+    presence = Presence(folder, "me")
+    for name, age in (("old", 10_000), ("new", 1)):
+        path = folder / f"{name}.lock"
+        path.touch(0o600)
+        os.utime(path, (time.time() - age,) * 2)
+    presence.sweep(all=False)
+    assert sorted(presence.others()) == ["new"]
+    presence.sweep(all=True)
+    assert list(presence.others()) == []
+    presence.close()
+
+
+def test_a_long_path_is_no_obstacle_to_waking(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100)
+    first, second = SharedLedger(FolderLog(folder), TERMS), SharedLedger(FolderLog(folder), TERMS)
+    first.start(pulse=False)
+    second.start()
+    held, waiting = ask(first, 70), ask(second, 40)
+    first.release(held)
+    wait_for(lambda: waiting.state is GRANTED, 0.5)
+    second.release(waiting)
+    second.stop()
+    first.stop()
+
+
+def test_what_waits_is_refused_when_the_capacity_shrinks_below_it(join: Callable[..., SharedLedger]) -> None:
+    first, second = join(), join()
+    ask(first, 70)
+    waiting = ask(second, 90)
+    first.resize([80])
+    second.pulse()
+    assert waiting.state is REFUSED
+
+
+FORKS = """
+import os, sys, time
+from pathlib import Path
+from gpu_admission.shared.presence import Presence
+from gpu_admission.shared.protocol import Entry
+presence = Presence(Path(sys.argv[1]), "parent")
+child = os.fork()
+if not child:
+    time.sleep(60)
+print(child, flush=True)
+time.sleep(60)
+"""
+
+HOLDS = """
+import sys, time
+from gpu_admission.budget.ticket import Ticket
+from gpu_admission.shared.folder import FolderLog
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.operations import Terms
+shared = SharedLedger(FolderLog(sys.argv[1]), Terms((100,)))
+shared.start()
+ticket = Ticket(int(sys.argv[2]))
+shared.ask(ticket)
+print(ticket.state.value, flush=True)
+time.sleep(60)
+"""
+
+
+def kill_while_it_holds(folder: Path, size: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(folder), str(size)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "granted\n"
+    process.kill()
+    process.wait()
+    process.stdout.close()

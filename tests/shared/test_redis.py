@@ -1,0 +1,404 @@
+"""A Redis stream as the log, on a real server that is harmed in every way that servers are."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, WAITING, Ticket
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.redisaddress import parse
+from gpu_admission.shared.redislog import RedisLog
+from tests.shared.redisserver import Server, free_port, needs_server
+
+pytestmark = [needs_server, pytest.mark.anyio]
+
+TTL = 1.0
+TERMS = Terms((100,), lease_ttl=TTL)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "redis")
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def join(server: Server) -> Iterator[Callable[..., SharedLedger]]:
+    made: list[SharedLedger] = []
+
+    def make(*, terms: Terms = TERMS, settle: float = TTL, long: int = 50_000, at: str = "") -> SharedLedger:
+        shared = SharedLedger(RedisLog(parse(at or server.address), settle=settle, long=long), terms)
+        made.append(shared)
+        shared.start()
+        return shared
+
+    yield make
+    for shared in made:
+        for ticket in shared._own:
+            shared.release(ticket)
+        if not shared.has_left and hasattr(shared.log, "_listener"):
+            shared.stop()
+
+
+def ask(shared: SharedLedger, size: int, *states: object) -> Ticket:
+    """Ask, and wait until that has come back as one of ``states``, if any are given."""
+    ticket = Ticket(size)
+    shared.ask(ticket)
+    if states:
+        wait_for(lambda: ticket.state in states, 8.0)
+        ticket.started = ticket.state is GRANTED
+    return ticket
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 6.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def settled(shared: SharedLedger) -> bool:
+    return shared.away is None and shared.is_in and shared.replica.settles is None
+
+
+async def test_a_request_is_granted_when_its_ask_has_come_back(join: Callable[..., SharedLedger]) -> None:
+    shared = join(settle=0.0)
+    ticket = Ticket(30)
+    await shared.request(ticket)
+    assert ticket.state is GRANTED
+    assert ticket.started
+    shared.release(ticket)
+    wait_for(lambda: ticket.state is ENDED)
+
+
+def test_bytes_given_back_in_one_process_start_a_waiter_in_another(join: Callable[..., SharedLedger]) -> None:
+    first, second = join(settle=0.0), join()
+    held = ask(first, 70, GRANTED)
+    waiting = ask(second, 40, WAITING)
+    first.release(held)
+    wait_for(lambda: waiting.state is GRANTED)
+
+
+def test_a_new_log_grants_nothing_for_a_ttl(join: Callable[..., SharedLedger]) -> None:
+    shared = join()
+    started = time.monotonic()
+    ask(shared, 30, GRANTED)
+    assert time.monotonic() - started > TTL * 0.7
+
+
+def test_a_lease_grows_only_where_it_fits(join: Callable[..., SharedLedger]) -> None:
+    shared = join(settle=0.0)
+    ticket = ask(shared, 30, GRANTED)
+    assert shared.grow(ticket, 90)
+    assert not shared.grow(ticket, 110)
+    assert ticket.bytes == 90
+
+
+def test_bytes_of_a_killed_process_come_back_within_a_ttl_and_a_half(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    living = join(settle=0.0)
+    with holder(server, 60):
+        wait_for(lambda: living.ledger.in_use == 60)
+    waiting = ask(living, 100, WAITING)
+    killed = time.monotonic()
+    wait_for(lambda: waiting.state is GRANTED)
+    assert time.monotonic() - killed < 2 * TTL + 0.5
+
+
+def test_a_process_stopped_for_three_ttls_joins_again_and_declares_what_runs(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    living = join(settle=0.0)
+    with holder(server, 60) as process:
+        wait_for(lambda: living.ledger.in_use == 60)
+        process.send_signal(signal.SIGSTOP)
+        other = ask(living, 70)
+        wait_for(lambda: other.state is GRANTED)
+        time.sleep(TTL)
+        process.send_signal(signal.SIGCONT)
+        wait_for(lambda: living.ledger.in_use == 130)
+        assert ask(living, 1, WAITING).state is WAITING
+        living.release(other)
+
+
+@pytest.mark.parametrize("harm", [("FLUSHALL",), ("DEL", "gpu_admission:{gpu0}:log")])
+def test_a_log_that_is_gone_is_unknown_not_empty(
+    server: Server, join: Callable[..., SharedLedger], harm: tuple[str, ...]
+) -> None:
+    first, second = join(settle=0.0), join()
+    held = ask(first, 60, GRANTED)
+    for each in (first, second):
+        each.log._settle = TTL  # type: ignore[attr-defined]
+    wait_for(lambda: second.ledger.in_use == 60)
+    server.do(*harm)
+    other = ask(second, 60)
+    wait_for(lambda: second.replica.settles is not None)
+    wait_for(lambda: settled(second) and settled(first))
+    assert other.state is WAITING
+    assert second.ledger.in_use == 60
+    first.release(held)
+    wait_for(lambda: other.state is GRANTED)
+
+
+def test_connections_that_are_killed_are_made_again(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    shared = join(settle=0.0)
+    held = ask(shared, 60, GRANTED)
+    for _ in range(5):
+        server.do("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        ticket = ask(shared, 30, GRANTED)
+        shared.release(ticket)
+    shared.release(held)
+    wait_for(lambda: shared.ledger.in_use == 0)
+
+
+def test_a_server_that_restarts_empty_is_recovered_within_five_seconds(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    first, second = join(settle=0.0), join()
+    ask(first, 60, GRANTED)
+    server.kill()
+    wait_for(lambda: first.away is not None)
+    assert "can't be reached" in (first.away or "")
+    waiting = ask(second, 30)
+    assert waiting.state is NEW
+    server.start()
+    started = time.monotonic()
+    wait_for(lambda: first.away is None and second.away is None)
+    assert time.monotonic() - started < 5
+    wait_for(lambda: waiting.state is GRANTED)
+    wait_for(lambda: second.ledger.in_use == 90)
+
+
+def test_what_ended_while_a_server_restarted_with_its_log_is_told_it(tmp_path: Path) -> None:
+    server = Server(tmp_path / "aof", "--appendonly", "yes", "--appendfsync", "always")
+    shared = SharedLedger(RedisLog(parse(server.address), settle=0.0), TERMS)
+    shared.start()
+    held = ask(shared, 60, GRANTED)
+    server.kill()
+    wait_for(lambda: shared.away is not None)
+    shared.release(held)
+    server.start()
+    wait_for(lambda: shared.away is None and shared.is_in)
+    wait_for(lambda: shared.ledger.in_use == 0)
+    shared.stop()
+    server.stop()
+
+
+def test_a_server_that_stands_still_is_away_and_comes_back(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    shared = join(settle=0.0)
+    held = ask(shared, 60, GRANTED)
+    server.pause()
+    wait_for(lambda: shared.away is not None)
+    waiting = ask(shared, 30)
+    server.resume()
+    wait_for(lambda: waiting.state is GRANTED)
+    shared.release(held)
+    wait_for(lambda: shared.ledger.in_use == 30)
+
+
+def test_a_failover_that_lost_the_tail_begins_a_new_epoch(
+    server: Server, tmp_path: Path, join: Callable[..., SharedLedger]
+) -> None:
+    other = Server(tmp_path / "other")
+    other.do("REPLICAOF", "127.0.0.1", server.port)
+    first, second = join(settle=0.0), join()
+    for each in (first, second):
+        each.log._settle = TTL  # type: ignore[attr-defined]
+    ask(first, 30, GRANTED)
+    wait_for(lambda: int(other.do("XLEN", "gpu_admission:{gpu0}:log") or 0) >= 5)
+    other.do("REPLICAOF", "NO", "ONE")  # from here on it lacks what the master gets
+    ask(second, 60, GRANTED)
+    wait_for(lambda: first.ledger.in_use == 90)
+    server.do("REPLICAOF", "127.0.0.1", other.port)
+    wait_for(lambda: first.away is not None and second.away is not None)
+    waiting = ask(first, 60)
+    wait_for(lambda: server.client().info("replication")["master_link_status"] == "up", 10.0)
+    server.do("REPLICAOF", "NO", "ONE")
+    wait_for(lambda: settled(first) and settled(second), 10.0)
+    wait_for(lambda: first.ledger.in_use == 90)
+    assert waiting.state is WAITING
+    other.stop()
+
+
+def test_a_server_out_of_memory_is_away_until_it_has_some(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    shared = join(settle=0.0)
+    server.do("CONFIG", "SET", "maxmemory", "1mb")
+    wait_for(lambda: shared.away is not None)
+    ticket = ask(shared, 30)
+    server.do("CONFIG", "SET", "maxmemory", "0")
+    wait_for(lambda: ticket.state is GRANTED)
+
+
+def test_a_server_that_may_evict_the_log_is_warned_of(
+    server: Server, join: Callable[..., SharedLedger], caplog: pytest.LogCaptureFixture
+) -> None:
+    server.do("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with caplog.at_level(logging.WARNING, "gpu_admission"):
+        join()
+    assert "maxmemory-policy=allkeys-lru" in caplog.text
+
+
+def test_a_wrong_password_is_said_at_start(server: Server, join: Callable[..., SharedLedger]) -> None:
+    server.do("CONFIG", "SET", "requirepass", "secret")
+    with pytest.raises(ValueError, match=r"shared budget redis://127\.0\.0\.1"):
+        join()
+    with_password = server.address.replace("//", "//:secret@")
+    assert ask(join(settle=0.0, at=with_password), 10, GRANTED)
+
+
+def test_a_server_that_is_not_there_at_start_is_away_and_joined_when_it_comes(
+    tmp_path: Path, server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    server.kill()
+    shared = join(settle=0.0)
+    assert shared.away
+    ticket = ask(shared, 10)
+    server.start()
+    wait_for(lambda: ticket.state is GRANTED)
+
+
+def test_a_long_log_is_cut_and_a_newcomer_begins_with_the_snapshot(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    first = join(settle=0.0, long=60)
+    held = ask(first, 70, GRANTED)
+    for _ in range(8):
+        for _ in range(30):
+            first.release(ask(first, 1, GRANTED))
+        first.pulse()
+        time.sleep(0.05)
+    wait_for(lambda: int(server.do("XLEN", "gpu_admission:{gpu0}:log")) < 400)
+    newcomer = join(long=60)
+    wait_for(lambda: newcomer.ledger.in_use == 70)
+    waiting = ask(newcomer, 40, WAITING)
+    first.release(held)
+    wait_for(lambda: waiting.state is GRANTED)
+
+
+def test_an_idle_budget_costs_a_server_few_commands(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    members = [join(settle=0.0, terms=Terms((100,), max_waiting=20_000)) for _ in range(4)]
+    ask(members[0], 100, GRANTED)
+    waiting = [ask(members[n % 4], 50) for n in range(400)]
+    wait_for(lambda: all(ticket.state is WAITING for ticket in waiting))
+    before, at = int(server.client().info()["total_commands_processed"]), time.monotonic()
+    time.sleep(3)
+    spent = int(server.client().info()["total_commands_processed"]) - before
+    assert spent / (time.monotonic() - at) < 20
+
+
+def test_an_address_says_what_it_lacks() -> None:
+    for wrong, said in {
+        "redis://host/0": "must name the budget",
+        "redis://host/0/a/b": "must name the budget",
+        "http://host/gpu0": "scheme must be one of",
+        "redis+sentinel://one,two?name=x": "names no master",
+        "redis://host/0?name=x&prefix=a b": "prefix must be",
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            parse(wrong)
+
+
+def test_addresses_of_every_kind_are_read() -> None:
+    plain = parse("rediss://me:secret@host:6380/1/gpu0?ssl_cert_reqs=none")
+    assert (plain.name, plain.url) == ("gpu0", "rediss://me:secret@host:6380/1?ssl_cert_reqs=none")
+    assert "secret" not in plain.where
+    assert plain.key("log") == "gpu_admission:{gpu0}:log"
+    socket = parse("unix:///run/redis.sock?name=gpu0&db=2")
+    assert socket.url == "unix:///run/redis.sock?db=2"
+    watched = parse("redis+sentinel://me:pw@one,two:26380/mymaster/3?name=gpu0&prefix=x")
+    assert watched.sentinels == (("one", 26379), ("two", 26380))
+    assert (watched.service, watched.prefix) == ("mymaster", "x")
+    assert watched.client().connection_pool.connection_kwargs["db"] == 3
+    assert parse("rediss+sentinel://one/m?name=a").client()
+
+
+def test_a_master_is_found_through_its_sentinel(server: Server, tmp_path: Path) -> None:
+    port = free_port()
+    config = tmp_path / "sentinel.conf"
+    config.write_text(f"port {port}\nsentinel monitor mine 127.0.0.1 {server.port} 1\n")
+    sentinel = subprocess.Popen(["redis-server", str(config), "--sentinel"], stdout=subprocess.DEVNULL)
+    try:
+        address = parse(f"redis+sentinel://127.0.0.1:{port}/mine?name=gpu0")
+        shared = SharedLedger(RedisLog(address, settle=0.0), TERMS)
+        shared.start()
+        wait_for(lambda: shared.away is None, 8.0)
+        ticket = ask(shared, 10, GRANTED)
+        shared.release(ticket)
+        shared.stop()
+    finally:
+        sentinel.terminate()
+        sentinel.wait()
+
+
+def test_a_failover_is_a_new_epoch_even_for_one_that_misses_nothing(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    """It can't know what others have read that the new master lacks."""
+    shared = join(settle=0.0)
+    shared.log._settle = TTL  # type: ignore[attr-defined]
+    ask(shared, 30, GRANTED)
+    server.do("REPLICAOF", "127.0.0.1", "1")
+    wait_for(lambda: shared.away is not None)
+    server.do("REPLICAOF", "NO", "ONE")
+    wait_for(lambda: shared.replica.settles is not None)
+    wait_for(lambda: settled(shared) and shared.ledger.in_use == 30)
+
+
+class holder:  # noqa: N801
+    """A process that holds ``size`` bytes inside the block, and is killed at its end."""
+
+    def __init__(self, server: Server, size: int) -> None:
+        self.command = [sys.executable, "-c", HOLDS, server.address, str(size), str(TTL)]
+
+    def __enter__(self) -> subprocess.Popen[str]:
+        self.process = subprocess.Popen(
+            self.command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONWARNINGS": ""}
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "granted\n"
+        return self.process
+
+    def __exit__(self, *error: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+HOLDS = """
+import sys, time
+from gpu_admission.budget.ticket import Ticket
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.redisaddress import parse
+from gpu_admission.shared.redislog import RedisLog
+shared = SharedLedger(RedisLog(parse(sys.argv[1])), Terms((100,), lease_ttl=float(sys.argv[3])))
+shared.start()
+ticket = Ticket(int(sys.argv[2]))
+shared.ask(ticket)
+while ticket.state.value != "granted":
+    time.sleep(0.001)
+ticket.started = True
+print(ticket.state.value, flush=True)
+time.sleep(60)
+"""
