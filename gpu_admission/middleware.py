@@ -9,7 +9,6 @@ from typing import Unpack
 
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected
-from gpu_admission.http.body import body_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.lifespan import started_with
 from gpu_admission.http.respond import response_for
@@ -46,7 +45,7 @@ class GPUAdmission:
                 send = started_with(admission, send)
             await self.app(scope, receive, send)
             return
-        intake = Intake(admission, rule, scope, body_of(admission, scope, receive))
+        intake = Intake(admission, rule, scope, receive)
         try:
             lease = await intake.lease(may_clamp=self._may_clamp)
         except Rejected as rejected:

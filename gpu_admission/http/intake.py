@@ -28,7 +28,7 @@ from gpu_admission.request import RequestInfo
 from gpu_admission.rules.metering import Rule
 from gpu_admission.runtime.failure import log_failure
 from gpu_admission.sizes import format_bytes
-from gpu_admission.types import Estimate, Scope
+from gpu_admission.types import Estimate, Receive, Scope
 
 UNPACKED_HERE = 64 * 1024
 """A short body that unpacks to at most this much is read like one that was never packed."""
@@ -59,7 +59,7 @@ class Intake:
         admission: Admission,
         rule: Rule,
         scope: Scope,
-        body: Body,
+        receive: Receive,
         *,
         info: RequestInfo | None = None,
         read_size: int = 0,
@@ -68,7 +68,9 @@ class Intake:
         self.admission = admission
         self.rule = rule
         self.scope = scope
-        self.body = body
+        self.body = body = Body(receive, admission.buffer, admission.settings, scope)
+        if admission.mode != "enforce":
+            body.is_free = True
         if info is not None:
             self._info = info
             self._is_read = True
@@ -102,7 +104,9 @@ class Intake:
             if not admission.monitor.is_measured:
                 await admission.entrance.measure()
             admission.entrance.check_open()
-            packed = self._check_headers()
+            declared, packed = of_the_body(self.scope)
+            if (declared or self._read_size) > admission.settings.max_body_bytes:
+                raise self._too_large(declared or 0)
             estimated = self.rule.fixed
             if estimated is None or admission.pickers_read:
                 estimated = await self.estimate(packed, may_clamp=may_clamp)
@@ -142,18 +146,14 @@ class Intake:
         self.body.lease = lease = await self.admission.acquire(charged, route=self.rule.route)
         return lease
 
-    def _check_headers(self) -> Sequence[str]:
-        """The content encodings. Raises ``TooLarge`` by the length that is declared, or known already."""
-        declared, packed = of_the_body(self.scope)
-        limit = self.admission.settings.max_body_bytes
-        if self._read_size > limit:
-            raise TooLarge("body_too_large", f"the body is larger than max_body_bytes={format_bytes(limit)}")
-        if declared is not None and declared > limit:
-            raise TooLarge(
-                "body_too_large",
-                f"Content-Length of {format_bytes(declared)} is above max_body_bytes={format_bytes(limit)}",
-            )
-        return packed
+    def _too_large(self, declared: int) -> TooLarge:
+        limit = format_bytes(self.admission.settings.max_body_bytes)
+        if self._read_size:
+            return TooLarge("body_too_large", f"the body is larger than max_body_bytes={limit}")
+        return TooLarge(
+            "body_too_large",
+            f"Content-Length of {format_bytes(declared)} is above max_body_bytes={limit}",
+        )
 
     # what it takes
 
@@ -162,11 +162,14 @@ class Intake:
 
         A failed estimator is logged, and charged ``fallback`` or all. Raises ``Rejected`` or ``ClientLeft``.
         """
-        body = self.body
+        body, info = self.body, self.info
         try:
             if (self.rule.needs_body or self.admission.pickers_read) and not self._is_read:
-                await body.read()
-                self._show(packed)
+                if not body.complete:
+                    more = body.read_here()
+                    if more is not None:
+                        await more
+                info.read_from(body.content if body.is_whole and not packed else self._copying(packed))
                 if may_clamp and not packed and self.admission.monitor.clamp is not None:
                     await self._clamp(self.admission.monitor.clamp)
             small = not packed and body.size <= SMALL_BYTES
@@ -179,21 +182,18 @@ class Intake:
         except Exception as error:
             return self._failed(error)
         finally:
-            if self._info is not None:
-                self._info.forget()
+            info.forget()
             if self._copies is not None:
                 self._copies.forget()
 
-    def _show(self, packed: Sequence[str]) -> None:
-        """Let ``info`` have the body that was read."""
-        body = self.body
-        if not packed and body.is_whole:
-            self.info.read_from(body.content)
-            return
-        # The source does not hold this object: that would be a cycle, and keep the body until a collection.
+    def _copying(self, packed: Sequence[str]) -> Callable[[], bytes]:
+        """What makes the body of ``info`` where that is a copy.
+
+        It does not hold this object: that would be a cycle, and keep the body until a collection.
+        """
         self._copies = copies = Copies(self.admission.buffer)
         limit = self.admission.settings.max_body_bytes
-        self.info.read_from(functools.partial(_copy, body, packed, limit, copies))
+        return functools.partial(_copy, self.body, packed, limit, copies)
 
     async def _decide(self, packed: Sequence[str]) -> Estimate | Awaitable[object]:
         """Ask the estimator and the pickers, here or, of a large body, in a thread: all in one turn.

@@ -7,6 +7,9 @@ the place of a failed one is in ``rescue``; refusals are rendered in ``respond``
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+from typing import Any
+
 from gpu_admission.admission.context import step_in, step_out
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
@@ -14,7 +17,7 @@ from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.timing import timed
-from gpu_admission.runtime.within import within
+from gpu_admission.runtime.within import NOT_BEGUN, can_begin, rest
 from gpu_admission.types import Message, Send
 
 _LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
@@ -33,6 +36,7 @@ class Response:
     start: Message | None = None
     kept: list[Message] | None = None
     _trailers = False
+    _is_stalled = False
 
     def __init__(self, lease: Lease, body: Body, send: Send) -> None:
         self._lease = lease
@@ -41,21 +45,26 @@ class Response:
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            if self.refusal is not None:
-                raise self.refusal  # the app would answer for a body that it was refused: see ``rescue``
             self._begin(message)
-        elif self.kept is None and ends(message, trailers=self._trailers):
+        if self.kept is not None:
+            await self._keep(message)
+            return
+        inside: Lease | None = None
+        is_last = message["type"] != "http.response.start" and ends(message, self._trailers)
+        if is_last:
             self.is_whole = self.start is not None
             inside = step_out(self._lease)
-            try:
-                await self._deliver(message)
-            finally:
+        try:
+            call, waits_for = self._send(message), NOT_BEGUN
+            if can_begin(call):
+                try:
+                    waits_for = call.send(None)
+                except StopIteration:
+                    return
+            await self._waited_for(call, waits_for)
+        finally:
+            if is_last:
                 step_in(inside)
-            return
-        if self.kept is None:
-            await self._deliver(message)
-        else:
-            await self._keep(message)
 
     @property
     def refusal(self) -> Rejected | None:
@@ -64,18 +73,27 @@ class Response:
 
     def failed(self, error: Exception) -> None:
         """The app has raised ``error``: its lease ends, with the outcome that follows."""
-        lease, refusal = self._lease, self.refusal
-        if refusal is None:
-            lease.finish(error)
-            return
-        lease.outcome = ("client", refusal.reason)
-        lease.finish(None)
+        cause = "send_timeout" if self._is_stalled else self.refusal and self.refusal.reason
+        if cause:
+            # The client's own doing: it says nothing of the device.
+            self._lease.outcome = ("client", cause)
+        self._lease.finish(None if cause else error)
 
     async def send_past(self, message: Message) -> None:
-        """Send what takes the place of the app's own response."""
-        await self._deliver(message)
+        """Send what takes the place of the app's own response. Raises ``TimeoutError``."""
+        await self._waited_for(self._send(message), NOT_BEGUN)
+
+    async def _waited_for(self, call: Awaitable[None], waits_for: Any) -> None:
+        limit = self._lease.issuer.settings.send_timeout
+        try:
+            await rest(call, waits_for, limit)
+        except TimeoutError as error:
+            self._is_stalled = True
+            raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error
 
     def _begin(self, message: Message) -> None:
+        if self._body.refusal is not None and self.start is None:
+            raise self._body.refusal  # the app would answer for a body that it was refused: see ``rescue``
         self.start = message
         self._body.is_free = True
         if message.get("trailers"):
@@ -88,15 +106,6 @@ class Response:
             lease.outcome = ("client" if status < 500 else "error", f"HTTP {status}")
         if status == 500 and lease.issuer.settings.oom_status is not None:
             self.kept = []
-
-    async def _deliver(self, message: Message) -> None:
-        limit = self._lease.issuer.settings.send_timeout
-        try:
-            await within(limit, self._send(message))
-        except TimeoutError as error:
-            if self._lease.outcome[0] == "ok":
-                self._lease.outcome = ("client", "stalled")
-            raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error
 
     async def _keep(self, message: Message) -> None:
         assert self.kept is not None
@@ -111,7 +120,7 @@ class Response:
         inside = step_out(self._lease)
         try:
             for message in kept:
-                await self._deliver(message)
+                await self.send_past(message)
         finally:
             step_in(inside)
 
@@ -127,11 +136,17 @@ class Response:
         await self.let_go()
 
 
-def ends(message: Message, *, trailers: bool) -> bool:
+def ends(message: Message, trailers: bool) -> bool:
     """Whether a response is whole with ``message``; ``trailers``: they were announced."""
     if message["type"] == "http.response.trailers":
         return not message.get("more_trailers", False)
     return message["type"] in _LAST and not trailers and not message.get("more_body", False)
+
+
+def is_shaped(intake: Intake) -> bool:
+    """Whether the settings add anything to a response."""
+    settings = intake.admission.settings
+    return settings.server_timing or settings.hold == "response" or intake.clamped_to is not None
 
 
 def shaped(intake: Intake, lease: Lease, send: Send) -> Send:
@@ -155,7 +170,7 @@ def released_at_end(lease: Lease, send: Send) -> Send:
         if message["type"] == "http.response.start":
             trailers = bool(message.get("trailers"))
         await send(message)
-        if ends(message, trailers=trailers):
+        if ends(message, trailers):
             lease.release()
 
     return send_and_release

@@ -18,7 +18,6 @@ from gpu_admission.admission.feedback import bind
 from gpu_admission.admission.lease import Lease
 from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.errors import AdmissionError, ClientLeft, Rejected
-from gpu_admission.http.body import body_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import end, run
@@ -26,6 +25,7 @@ from gpu_admission.request import Estimator
 from gpu_admission.routes.readalready import read_already, read_from
 from gpu_admission.routes.steps import Steps
 from gpu_admission.rules.metering import Rule, as_estimator
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 
 _LEASE = "gpu_admission_lease"
@@ -58,17 +58,16 @@ class Door:
         enter(lease, request.scope)
         try:
             yield lease
+            await self._close_stream(lease)
         except BaseException as error:
+            await self._close_stream(lease)
             lease.finish(error)
             if error is not intake.body.refusal:
                 raise
             intake.refuse(intake.body.refusal)
             raise self._answered(intake.body.refusal, intake, request) from error
         finally:
-            try:
-                await self._close_stream(lease)
-            finally:
-                end(lease, intake.body, request.scope)
+            end(lease, intake.body, request.scope)
 
     async def respond(self, request: Request, call: Callable[[Lease], Awaitable[Any]]) -> Any:
         """Starlette's side: the endpoint's response, which gives the bytes back once it is sent."""
@@ -100,11 +99,20 @@ class Door:
         self._streams[lease.number] = steps
 
     async def _close_stream(self, lease: Lease) -> None:
-        """In a thread: what an endpoint does when its generator is closed may block."""
+        """In a thread: what an endpoint does when its generator is closed may block.
+
+        Before its bytes come back: what it holds on the device is freed by that.
+        """
         steps = self._streams.pop(lease.number, None)
-        if steps is not None:
+        if steps is None:
+            return
+        try:
             with anyio.CancelScope(shield=True):
                 await run_in_thread(None, steps.close)
+        except Exception as error:
+            log_failure(
+                f"closing the stream of {self.name} failed", error, "its bytes come back all the same"
+            )
 
     async def _lease_or_answer(self, intake: Intake, request: Request) -> Lease:
         try:
@@ -126,9 +134,12 @@ class Door:
     def _intake(self, request: Request) -> Intake:
         rule = self._rule(request.scope)
         read = read_already(request, rule)
-        body = body_of(self.admission, request.scope, read.receive, kept=read.kept)
-        read_from(request, body)
-        return Intake(self.admission, rule, request.scope, body, info=read.info, read_size=read.size)
+        intake = Intake(
+            self.admission, rule, request.scope, read.receive, info=read.info, read_size=read.size
+        )
+        intake.body.keeps_besides(read.kept)
+        read_from(request, intake.body)
+        return intake
 
     def _rule(self, scope: Scope) -> Rule:
         label = self.name or getattr(scope.get("route"), "path", "*")

@@ -18,6 +18,8 @@ from gpu_admission.types import Estimate, Scope
 from gpu_admission.workloads.choice import dialect as dialect_named
 
 _CACHED_LENGTH = 512
+DEFAULT_METHODS = ("POST", "PUT", "PATCH")
+"""What carries work. Where the setting says just this, so does every method that is not safe."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods that ask for no work (RFC 9110 9.2.1)."""
 
@@ -80,7 +82,7 @@ class Metering:
         *,
         routes: Iterable[str] | None = None,
         exclude: Iterable[str] = (),
-        methods: Iterable[str] | None = None,
+        methods: Iterable[str] = DEFAULT_METHODS,
         dialect: str | Dialect | Mapping[str, str | Dialect] | None = None,
     ) -> None:
         self._by_path: dict[str, Estimator] | None = None
@@ -94,8 +96,8 @@ class Metering:
             self._estimator = as_estimator(estimator)
         self._routes = None if routes is None else Patterns(routes, name="routes")
         self._exclude = Patterns(exclude, name="exclude")
-        self._methods = _SAFE if methods is None else frozenset(method_names(methods))
-        self._named = methods is not None
+        self._methods = frozenset(method_names(methods))
+        self._takes_unknown = self._methods == frozenset(DEFAULT_METHODS)
         self._dialects = _dialects(dialect)
         self._dialect_paths = Patterns(self._dialects, name="dialect")
         self._cached = functools.lru_cache(maxsize=1024)(self._rule)
@@ -116,11 +118,17 @@ class Metering:
         ``root_path`` is the app's own, which it puts in place of the server's.
         """
         method = scope["method"]
-        # Some servers hand small letters on; and where an app does not look at the method, a made-up one
-        # would do its work unmetered.
-        if (method in self._methods or method.upper() in self._methods) is not self._named:
+        if method not in self._methods and not self._carries_work(method.upper()):
             return None
         return self._find(scope["path"], root_path or scope.get("root_path", ""))
+
+    def _carries_work(self, method: str) -> bool:
+        """Whether a method in capitals is metered.
+
+        Some servers hand small letters on; and where an app does not look at the method, a made-up one
+        would do its work unmetered.
+        """
+        return method in self._methods or (self._takes_unknown and method not in _SAFE)
 
     def default(self, scope: Scope, route: str, estimator: Estimator | None) -> Rule:
         """The rule of a ``route`` metered by name: by ``estimator``, or else the admission's own."""

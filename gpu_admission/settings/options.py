@@ -62,8 +62,9 @@ class Options(TypedDict, total=False):
     """Patterns of the paths that are metered: ``*`` within a segment, ``**`` across. Default: all."""
     exclude: Iterable[str]
     """Patterns of paths that are never metered. Default: none."""
-    methods: Iterable[str] | None
-    """Methods that are metered, in any case. Default: all but GET, HEAD, OPTIONS and TRACE."""
+    methods: Iterable[str]
+    """Methods that are metered, in any case. Left as it is, DELETE and unknown ones are too: an app that
+    does not look at the method would do their work. Default: POST, PUT, PATCH."""
     dialect: str | Dialect | Mapping[str, str | Dialect] | None
     """How bodies are read: a name such as ``"openai"``, a dialect, or a dict of path patterns to those.
     Set it where paths do not tell which API is served. Default: chosen by path."""

@@ -16,7 +16,7 @@ from gpu_admission.bodies.json import MAX_JSON_VALUES
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.placement import POLICIES, Placement
 from gpu_admission.request import Dialect, RequestInfo
-from gpu_admission.rules.metering import Metering, method_names
+from gpu_admission.rules.metering import DEFAULT_METHODS, Metering, method_names
 from gpu_admission.rules.patterns import Patterns
 from gpu_admission.settings import checks
 from gpu_admission.settings.options import EstimatorSetting, OnReject
@@ -132,7 +132,7 @@ class Settings:
     fallback: int | None = _setting(checks.optional(_fallback), None)
     routes: tuple[str, ...] | None = _setting(checks.optional(_paths), None)
     exclude: tuple[str, ...] = _setting(_paths, ())
-    methods: tuple[str, ...] | None = _setting(checks.optional(_methods), None)
+    methods: tuple[str, ...] = _setting(_methods, DEFAULT_METHODS)
     dialect: str | Dialect | Mapping[str, str | Dialect] | None = _setting(_as_it_is, None)
     lanes: tuple[Lane, ...] = _setting(_lanes, (Lane("default"),))
     lane: Callable[[RequestInfo], str | None] | None = _setting(checks.optional(checks.function), None)
