@@ -47,8 +47,8 @@ LONGEST_FACE = 250
 CIRCLES_LEFT: set[str] = set()
 UPWARDS_LEFT: set[tuple[str, str]] = set()
 PRIVATES_LEFT = {
-    *("http.ahead", "routes.placement", "routes.readalready", "runtime.task", "runtime.within"),
-    *("shared.logfile", "shared.command"),
+    *("http.ahead", "routes.placement", "routes.readalready", "runtime.within"),
+    *(f"estimators.traced.{name}" for name in ("answers", "build", "tracer", "transformers", "remembered")),
 }
 LONG_LEFT: set[str] = set()
 
