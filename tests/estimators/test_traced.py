@@ -132,7 +132,7 @@ def test_a_decode_step_is_charged_for_the_experts_that_it_copies() -> None:
     assert traced.estimate(Workload(prompt_tokens=4, new_tokens=4, sequences=8)).bytes >= copied
 
 
-class Search(torch.nn.Module):  # type: ignore[misc]
+class Search(torch.nn.Module):  # type: ignore[misc, name-defined]
     def forward(self, x: Any) -> Any:
         return torch.unique(x, dim=0), torch.nonzero(x > 0)
 

@@ -31,7 +31,7 @@ def cpu_workspace(func: Any, args: tuple[Any, ...]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in copied)
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Live bytes after each operator, by phase; the storages in ``known`` are not counted.
 
     It counts tensors on ``device`` only. What kernels allocate inside themselves it can't see:
@@ -46,7 +46,7 @@ class Tracer(TorchDispatchMode):
         answers: Answers,
         workspace: Workspace | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.phase = ""
         """Where samples go; none are kept while it is empty."""

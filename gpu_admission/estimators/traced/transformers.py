@@ -48,7 +48,7 @@ def trace(source: Any, choices: Choices) -> Trace:
     started = time.perf_counter()
     run = _run(source, choices)
     built = run.built
-    found, check = trace_groups(_groups(run))
+    found, check = trace_groups(list(_groups(run)))
     return Trace(
         model=f"{built.config.model_type} ({built.kind})",
         phases=found,
