@@ -47,6 +47,11 @@ LONGEST_FACE = 250
 CIRCLES_LEFT: set[str] = set()
 UPWARDS_LEFT: set[tuple[str, str]] = set()
 PRIVATES_LEFT = {
+    "estimators.traced.transformers",
+    "estimators.traced.tracer",
+    "estimators.traced.remembered",
+    "estimators.traced.build",
+    "estimators.traced.answers",
     *("http.ahead", "routes.placement", "routes.readalready", "runtime.task", "runtime.within"),
     *("shared.logfile", "shared.command"),
 }
