@@ -84,7 +84,7 @@ class Endings:
                 if lease.feedback is not None or lease.outcome[0] != "ok" or self._monitor.is_watching:
                     self._learn_from(lease)
             finally:
-                now = self._locked.release(lease.ticket)
+                now = self._locked.release_in_turn(lease.ticket)
                 turn.depth = 0
             if lease.outcome[0] == "ok":
                 self.succeeded_at = now

@@ -60,20 +60,17 @@ class LockedLedger:
         if turn.late:
             turn.catch_up()
 
-    def release(self, ticket: Ticket) -> float:
-        """End ``ticket``, wherever it is in its life; ending it again changes nothing. Returns the time."""
-        turn = self.turn
+    def release(self, ticket: Ticket) -> None:
+        """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
+        with self.turn:
+            self.release_in_turn(ticket)
+
+    def release_in_turn(self, ticket: Ticket) -> float:
+        """The same where the caller has the turn, without taking it again. Returns the ledger's time."""
         now = clock.monotonic()
-        with turn.lock:
-            turn.depth += 1
-            try:
-                changed = self.ledger.release(ticket, now)
-                if changed:
-                    self._woken(changed)
-            finally:
-                turn.depth -= 1
-        if turn.late:
-            turn.catch_up()
+        changed = self.ledger.release(ticket, now)
+        if changed:
+            self._woken(changed)
         return now
 
     def force(self, ticket: Ticket) -> None:

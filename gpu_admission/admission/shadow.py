@@ -20,6 +20,7 @@ from gpu_admission.admission.refusals import Refusals
 from gpu_admission.admission.waiting import Waiting
 from gpu_admission.budget.ticket import GRANTED, WAITING, Ticket
 from gpu_admission.guards.monitor import Monitor
+from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Event, Snapshot
@@ -106,7 +107,7 @@ class ShadowSummary:
         self._every = every
         self._timer = timer
         # The garbage collector may end a lease, and so call this, inside of this very lock.
-        self._lock = threading.RLock()
+        self._lock = Turn()
         self._counts: Counter[str] = Counter()
         self._peak = 0
         self._running = False

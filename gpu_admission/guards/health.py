@@ -53,7 +53,8 @@ def readiness(snapshot: Snapshot) -> dict[str, Any]:
     """Whether traffic should come here, and all that is known about it, as plain JSON types."""
     broken = [device.name for device in snapshot.devices if device.restart_only]
     out_of_order = bool(broken) and len(broken) == len(snapshot.devices)
-    unknown = all(device.closed_by == "capacity" for device in snapshot.devices)
+    untold = [device.closed_by == "capacity" for device in snapshot.devices]
+    unknown = bool(untold) and all(untold)
     return {
         "ready": not (snapshot.draining or out_of_order or unknown),
         "status": _status(snapshot.draining, out_of_order, unknown),
