@@ -53,7 +53,7 @@ class Usual:
     """
 
     __slots__ = ()
-    offload_bytes = 64 * 1024
+    offload_bytes = 32 * 1024
 
     def text(self, body: JSONObject, text: str) -> int:
         counted = hundredths(text) if body.is_whole else sum(map(hundredths, body.pieces(text)))

@@ -54,8 +54,8 @@ class Whisper:
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         kind, bodies = media_type(info), read_all_or_file(info)
-        is_upload = kind == "multipart/form-data" and not info.body.lstrip().startswith(b"{")
-        if is_upload and not any(map(files, bodies)):
+        is_form = kind == "multipart/form-data" and not any(map(files, bodies))
+        if is_form and (info.was_form or not info.body.lstrip().startswith(b"{")):
             raise UnreadableBody("the upload has no file")
         query = dict(info.query) if kind.startswith(_SOUND_TYPES) else {}
         return largest(bodies, partial(self._of, query=query))
