@@ -38,7 +38,7 @@ ROOT = {"middleware", "cli", "__main__", "types", "request", "errors", "sizes", 
 
 UPWARDS = {(f"{NAME}.admission.controller", f"{NAME}.routes")}
 """``Admission.admit`` is made of doors, which are made of ``Admission``: imported when it is called."""
-LIBRARIES = {
+LIBRARIES: dict[str, tuple[str, ...]] = {
     "admission.profiler": ("self._torch._C",),
     "estimators.traced.*": ("",),  # torch's dispatcher and transformers' switches have no other names
     "routes.placement": ("sys._getframe",),

@@ -18,7 +18,7 @@ from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.refusals import Refusals
 from gpu_admission.budget.ticket import ENDED, GRANTED
 from gpu_admission.errors import Rejected
-from gpu_admission.guards.classify import classify
+from gpu_admission.guards.exceptions import classify
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock

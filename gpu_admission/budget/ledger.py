@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpu_admission.budget.account import Account
+from gpu_admission.budget.backfill import Order, count_passed
 from gpu_admission.budget.forecast import DrainRate, seconds_in_line, seconds_to_pass
 from gpu_admission.budget.lanes import Lane, LaneState
-from gpu_admission.budget.order import Order, count_passed
 from gpu_admission.budget.placement import Placement, most_free
-from gpu_admission.budget.small import SmallSizes
+from gpu_admission.budget.recentsizes import SmallSizes
 from gpu_admission.budget.ticket import ENDED, GRANTED, REFUSED, WAITING, Ticket
 
 _NOBODY: tuple[Ticket, ...] = ()

@@ -18,7 +18,7 @@ from gpu_admission.admission.context import step_in, step_out
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
-from gpu_admission.runtime.within import NOT_BEGUN, can_begin, rest
+from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive, Scope
 

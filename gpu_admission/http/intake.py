@@ -18,8 +18,8 @@ from gpu_admission.admission.buffered import BufferedBytes, Copies
 from gpu_admission.admission.lease import Lease
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
 from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, UnreadableBody
-from gpu_admission.http.asking import ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.body import Body
+from gpu_admission.http.charge import ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.clamp import clamp, clamped_body
 from gpu_admission.http.headers import deadline, of_the_body
 from gpu_admission.http.request_id import name_request

@@ -17,7 +17,7 @@ from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.timing import timed
-from gpu_admission.runtime.within import NOT_BEGUN, can_begin, rest
+from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
 from gpu_admission.types import Message, Send
 
 _LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}

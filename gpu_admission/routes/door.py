@@ -22,8 +22,8 @@ from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import end, run
 from gpu_admission.request import Estimator
+from gpu_admission.routes.generators import Steps
 from gpu_admission.routes.readalready import read_already, read_from
-from gpu_admission.routes.steps import Steps
 from gpu_admission.rules.metering import Rule, as_estimator
 from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import ASGIApp, Receive, Scope, Send

@@ -25,8 +25,8 @@ from gpu_admission.workloads.images import UNKNOWN, size_of_bytes
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
 from gpu_admission.workloads.kserve import KServe
 from gpu_admission.workloads.limits import lower_limit, read_limit
-from gpu_admission.workloads.made import FPS, Made, read_made
 from gpu_admission.workloads.openai import OpenAI
+from gpu_admission.workloads.outputsizes import FPS, Made, read_made
 from gpu_admission.workloads.readings import largest, read_all_or_file
 from gpu_admission.workloads.rerank import Rerank
 from gpu_admission.workloads.sglang import SGLang

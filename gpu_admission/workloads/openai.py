@@ -22,8 +22,8 @@ from gpu_admission.workloads.embedinputs import embed_rows
 from gpu_admission.workloads.events import sent_event
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
 from gpu_admission.workloads.limits import lower_limit, read_limit
-from gpu_admission.workloads.made import FPS, read_made
-from gpu_admission.workloads.made import NAMES as _MADE
+from gpu_admission.workloads.outputsizes import FPS, read_made
+from gpu_admission.workloads.outputsizes import NAMES as _MADE
 from gpu_admission.workloads.promptrows import is_template, prompt_rows
 from gpu_admission.workloads.tokens import TokensOption, counter, rows
 

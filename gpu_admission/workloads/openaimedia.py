@@ -16,7 +16,7 @@ from gpu_admission.types import Workload
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.imagetokens import rule_of
-from gpu_admission.workloads.made import Made, read_made, read_size
+from gpu_admission.workloads.outputsizes import Made, read_made, read_size
 from gpu_admission.workloads.readings import largest, read_all
 from gpu_admission.workloads.tokens import TokensOption, counter
 
