@@ -149,9 +149,7 @@ def _denoiser(
         rows = 2 * sequences if guidance else sequences
         return inputs(config, dtype, (rows, -(-height // side), -(-width // side)))
 
-    yield _group(
-        Module(lambda: _make(config, dtype), call, phase="denoise", **held), _sides(), "denoise"
-    )
+    yield _group(Module(lambda: _make(config, dtype), call, phase="denoise", **held), _sides(), "denoise")
 
 
 def _vae(

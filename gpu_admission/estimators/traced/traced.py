@@ -145,10 +145,12 @@ class Traced:
 
         The parameters of ``call`` are the sizes that count, by their names in a workload:
         ``lambda sequences, width, height: torch.zeros(sequences, 3, height, width)``. It returns a
-        tensor, a ``tuple`` of arguments, or a ``dict`` of keyword arguments. ``axes`` says more of a
-        size: ``{"width": Axis("width", degree=1, unit=32)}``. ``inputs`` says that the tensors that
-        ``call`` makes are counted too, as they are where they lie on the device. On a ``device`` of ``"cpu"`` a convolution also holds a copy of
-        its weights; what cuDNN holds can't be known without the card.
+        tensor, a ``tuple`` of arguments, or a ``dict`` of keyword arguments.
+
+        - ``axes``: more of a size, ``{"width": Axis("width", degree=1, unit=32)}``.
+        - ``inputs``: the tensors that ``call`` makes count too, as they do where they lie on the device.
+        - ``device``: on a ``"cpu"`` a convolution also holds a copy of its weights and its input; what
+          cuDNN holds can't be known without the card.
         """
         trace = _maker("modules").trace(
             make_model,
