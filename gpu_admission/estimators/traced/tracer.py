@@ -57,13 +57,21 @@ class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._answers = answers
         self._workspace = workspace
         self._storages: dict[int, Any] = {}
-        for tensor in known:
-            self.ignore(tensor)
+        self.ignore(known)
 
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Don't count the storage of ``tensor``."""
-        storage = tensor.untyped_storage()
-        self._storages[storage._cdata] = storage
+    def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Don't count the storages of ``tensors``."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self._storages[storage._cdata] = storage
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count the storages of ``tensors``, which were there before, until the end."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._storages:
+                self.live += storage.nbytes()
+                self._storages[storage._cdata] = storage
 
     @property
     def peak(self) -> int:
