@@ -6,13 +6,9 @@ Owns the padded batch: every row costs as much as the longest. Models that gener
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import Any
-
 from gpu_admission.estimators.model.activations import AttentionPath, decoder_cost, encoder_cost
-from gpu_admission.estimators.model.config import ModelConfig
-from gpu_admission.estimators.model.dtypes import whole_bytes
+from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
+from gpu_admission.estimators.model.dtypes import DType, whole_bytes
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Estimate, Workload
@@ -50,15 +46,15 @@ class Encoder:
     @classmethod
     def from_config(
         cls,
-        config: ModelConfig | Mapping[str, Any] | str | os.PathLike[str],
+        config: ConfigSource,
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         attention: AttentionPath = "sdpa",
         keeps_cache: bool = False,
         max_batch: int | None = None,
         max_length: int | None = None,
     ) -> Encoder:
-        """The model of a Hugging Face ``config`` (a path, a ``dict``, or a ``ModelConfig``).
+        """The model of a Hugging Face ``config`` (a path, a ``dict``, or ``model.config``).
 
         ``keeps_cache`` is for decoders used as embedders or rerankers whose forward leaves
         ``use_cache`` on: all rows' keys and values then live together. ``max_batch`` is the most rows

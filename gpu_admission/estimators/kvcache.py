@@ -7,9 +7,8 @@ engine keeps of it in ``accountings``. Activations and logits are not here: see
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -22,8 +21,8 @@ from gpu_admission.estimators.model.accountings import (
     state_unit,
     windowed,
 )
-from gpu_admission.estimators.model.config import ModelConfig
-from gpu_admission.estimators.model.dtypes import UNIT, element_size
+from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
+from gpu_admission.estimators.model.dtypes import UNIT, DType, dtype_name, element_size
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Estimate, Workload
@@ -65,9 +64,9 @@ class KVCache:
     @classmethod
     def from_config(
         cls,
-        config: ModelConfig | Mapping[str, Any] | str | os.PathLike[str],
+        config: ConfigSource,
         *,
-        kv_dtype: str | tuple[str, str] = "f16",
+        kv_dtype: DType | tuple[DType, DType] = "f16",
         accounting: str = "full",
         block: int = 1,
         slots: int = 1,
@@ -77,13 +76,13 @@ class KVCache:
         split_streams: bool = False,
         swa_full: bool = False,
         skip_full: bool = False,
-        ssm_dtype: str = "f32",
-        conv_dtype: str | None = None,
+        ssm_dtype: DType = "f32",
+        conv_dtype: DType | None = None,
         conv_full_width: bool = False,
         prompts: Literal["padded", "shared"] = "padded",
         basis: Literal["device", "pool"] = "pool",
     ) -> KVCache:
-        """The cache of a Hugging Face ``config`` (a path, a ``dict``, or a ``ModelConfig``).
+        """The cache of a Hugging Face ``config`` (a path, a ``dict``, or ``model.config``).
 
         ``kv_dtype`` is a name (``"f16"``, ``"fp8"``, ``"q8_0"``, ``"fp8_ds_mla"`` ...) or a pair for
         keys and values. ``accounting`` says what the engine keeps:
@@ -111,8 +110,8 @@ class KVCache:
             key=element_size(key),
             value=element_size(value),
             packed_latent=packed,
-            ssm=element_size(ssm_dtype),
-            conv=element_size(conv_dtype or key),
+            ssm=element_size(dtype_name(ssm_dtype, option="ssm_dtype")),
+            conv=element_size(dtype_name(conv_dtype or key, option="conv_dtype")),
             conv_full_width=conv_full_width,
             batch_tokens=step if step is not None else max((_STEP.get(n, 0) for n in names), default=0),
             split_streams=split_streams,
@@ -197,12 +196,11 @@ def _positive(**options: int) -> dict[str, int]:
     return options
 
 
-def _cache_types(kv_dtype: str | tuple[str, str]) -> tuple[str, str, bool]:
+def _cache_types(kv_dtype: DType | tuple[DType, DType]) -> tuple[str, str, bool]:
     if kv_dtype == "fp8_ds_mla":
         return "bf16", "bf16", True
-    if isinstance(kv_dtype, str):
-        return kv_dtype, kv_dtype, False
-    key, value = kv_dtype
+    pair = kv_dtype if isinstance(kv_dtype, tuple) else (kv_dtype, kv_dtype)
+    key, value = (dtype_name(one, option="kv_dtype") for one in pair)
     return key, value, False
 
 

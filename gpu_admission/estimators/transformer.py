@@ -7,15 +7,13 @@ rest is derived. For engines with a pool of cache blocks use ``KVCache``.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from gpu_admission.estimators.model.activations import AttentionPath, decoder_cost, encoder_cost
-from gpu_admission.estimators.model.config import ModelConfig
-from gpu_admission.estimators.model.dtypes import whole_bytes
+from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
+from gpu_admission.estimators.model.dtypes import DType, whole_bytes
 from gpu_admission.estimators.model.families import stores_repeated_heads
 from gpu_admission.estimators.model.layers import Attention, State
 from gpu_admission.estimators.terms import assumed, clamp, render
@@ -105,9 +103,9 @@ class TransformersLM:
     @classmethod
     def from_config(
         cls,
-        config: ModelConfig | Mapping[str, Any] | str | os.PathLike[str],
+        config: ConfigSource,
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         attention: AttentionPath = "sdpa",
         keeps_all_logits: bool = False,
         reserved_factor: float = 1.0,
@@ -117,7 +115,7 @@ class TransformersLM:
         max_cache_len: int = 0,
         tower: Vision | None = None,
     ) -> TransformersLM:
-        """The model of a Hugging Face ``config`` (a path, a ``dict``, or a ``ModelConfig``).
+        """The model of a Hugging Face ``config`` (a path, a ``dict``, or ``model.config``).
 
         - ``dtype``: what it computes in; by default what the config says. Quantised weights do
           not change it.

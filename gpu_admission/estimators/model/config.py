@@ -11,16 +11,24 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from gpu_admission.estimators.model.dtypes import DType, dtype_name
 from gpu_admission.estimators.model.families import class_defaults, is_known
 from gpu_admission.estimators.model.keys import Keys
 from gpu_admission.estimators.model.layer_order import Kind, depth_of_lists, layer_kinds
 from gpu_admission.estimators.model.layers import Layer, build_layer, cross_attention
 from gpu_admission.estimators.model.mlp import encoder_mlp_elements, mlp_elements
 from gpu_admission.estimators.model.parameters import Parameters, count_parameters
+
+
+class ConfigObject(Protocol):
+    """A loaded config, such as ``model.config`` of transformers."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
 
 _INSIDE = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
@@ -74,22 +82,38 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The ``vision_config`` as it is, for estimators that read images."""
 
     @classmethod
-    def read(cls, source: ModelConfig | Mapping[str, Any] | str | os.PathLike[str]) -> ModelConfig:
-        """The config at a path (the file, or the folder with it), or in a ``dict`` as parsed.
+    def read(cls, source: ConfigSource) -> ModelConfig:
+        """The config at a path (the file, or the folder with it), in a ``dict`` as parsed, or loaded:
+        ``model.config`` of transformers.
 
         Warns with ``UnknownModelType``. Raises ``ValueError`` when it lacks layers, heads or
         sizes that its class does not fill in, or has something that is no number there.
         """
-        if isinstance(source, ModelConfig):
-            return source
-        return _read(source if isinstance(source, Mapping) else _load(Path(source)))
+        return source if isinstance(source, ModelConfig) else _read(config_dict(source))
 
-    def computes_in(self, dtype: str | None) -> str:
-        """``dtype``, or what the config names. Raises ``ValueError`` when neither is there."""
-        name = dtype or self.dtype
-        if name is None:
+    def computes_in(self, dtype: DType | None) -> str:
+        """The name of ``dtype``, or what the config names. Raises ``ValueError`` when neither is there."""
+        name = self.dtype if dtype is None else dtype_name(dtype, option="dtype")
+        if not name:
             raise ValueError("dtype is needed: the model config does not name one")
         return name
+
+
+ConfigSource: TypeAlias = "ModelConfig | ConfigObject | Mapping[str, Any] | str | os.PathLike[str]"
+"""Where a config is: a path (of the file, or the folder with it), a ``dict`` as parsed, or loaded."""
+
+
+def config_dict(source: ConfigObject | Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+    """The parsed config of ``source``. Raises ``TypeError`` for what is none, and as ``open`` does."""
+    if isinstance(source, Mapping):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return _load(Path(source))
+    if callable(said := getattr(source, "to_dict", None)) and isinstance(config := said(), Mapping):
+        return config
+    raise TypeError(
+        f"config must be a path, a dict, or a loaded config such as model.config, not {type(source).__name__}"
+    )
 
 
 def _load(path: Path) -> Mapping[str, Any]:

@@ -6,6 +6,8 @@ Owns the names and their sizes, exact: block formats are counted with their scal
 
 from __future__ import annotations
 
+from typing import Protocol, TypeAlias
+
 import msgspec
 
 UNIT = 256
@@ -35,6 +37,30 @@ _SIZES = {
     "iq4_nl": ElementSize(18 * 8),
     "nvfp4": ElementSize(128 + 16),
 }
+
+
+class TorchType(Protocol):
+    """A ``torch.dtype``, without importing torch."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+    @property
+    def is_floating_point(self) -> bool: ...
+
+
+DType: TypeAlias = "str | TorchType"
+"""The name of an element type, such as ``"bf16"``, or torch's own: ``torch.bfloat16``."""
+
+
+def dtype_name(dtype: object, *, option: str) -> str:
+    """The name of ``dtype``. Raises ``TypeError`` naming ``option`` for what is no element type."""
+    if isinstance(dtype, str):
+        return dtype
+    name = str(dtype)
+    if not name.startswith("torch."):
+        raise TypeError(f"{option} must be a name such as 'bf16', or a torch.dtype, not {dtype!r}")
+    return name.removeprefix("torch.")
 
 
 def element_size(name: str) -> ElementSize:
