@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_admission.estimators import Linear
+from gpu_admission.estimators.features import workload_of
 from gpu_admission.sizes import MAX_BYTES
 from gpu_admission.types import Workload
 from tests.estimators.published import table
@@ -199,8 +200,9 @@ class TestSequences:
 
     @pytest.mark.parametrize("name", ["total_prompt_tokens", "tensor_bytes", "context", "beams"])
     def test_what_is_said_of_all_sequences_is_not_multiplied(self, name: str) -> None:
-        one = Linear({name: 3}).estimate(Workload(**{name: 10}))
-        assert Linear({name: 3}).estimate(Workload(**{name: 10}, sequences=64)).bytes == one.bytes == 30
+        for sequences in (1, 64):
+            workload = workload_of({name: 10, "sequences": sequences})
+            assert Linear({name: 3}).estimate(workload).bytes == 30
 
     def test_a_fit_counts_the_sequences_of_its_rows(self) -> None:
         rows = [({"prompt_tokens": n, "sequences": s}, 100 + 7 * n * s) for n in (1, 50, 900) for s in (1, 8)]
@@ -210,13 +212,13 @@ class TestSequences:
 
 class TestNames:
     def test_an_unknown_feature_is_refused_with_the_known_ones(self) -> None:
-        for make in (
-            lambda: Linear({"promt_tokens": 1}),
-            lambda: Linear.fit([({"prompt_tokens": 1}, 1)], ["promt_tokens"]),
-            lambda: Linear.fit([({"promt_tokens": 1}, 1)], ["prompt_tokens"]),
-        ):
-            with pytest.raises(ValueError, match=r"'promt_tokens' is not a feature: .*prompt_tokens"):
-                make()
+        said = r"'promt_tokens' is not a feature: .*prompt_tokens"
+        with pytest.raises(ValueError, match=said):
+            Linear({"promt_tokens": 1})
+        with pytest.raises(ValueError, match=said):
+            Linear.fit([({"prompt_tokens": 1}, 1)], ["promt_tokens"])
+        with pytest.raises(ValueError, match=said):
+            Linear.fit([({"promt_tokens": 1}, 1)], ["prompt_tokens"])
 
     def test_a_number_of_ones_own_is_written_with_a_prefix(self) -> None:
         assert Linear({"features.shots": 5}).estimate(Workload(features={"shots": 3})).bytes == 15
