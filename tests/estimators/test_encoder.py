@@ -60,7 +60,7 @@ def test_windowed_layers_need_a_mask_more() -> None:
 
 
 def test_of_an_encoder_decoder_only_the_encoder_runs() -> None:
-    token = (3 * 16384 + 4 * 4096 + 4096) * 2
+    token = (5 * 16384 + 4 * 4096 + 4096) * 2  # its gate is an activation in steps
     wide = {**T5, "d_ff": 16384, "feed_forward_proj": "gated-gelu"}
     assert parts(wide)["activations"] == 4 * 512 * token
 

@@ -20,7 +20,7 @@ from gpu_admission.estimators.model.families import class_defaults, is_known
 from gpu_admission.estimators.model.keys import Keys
 from gpu_admission.estimators.model.layer_order import Kind, depth_of_lists, layer_kinds
 from gpu_admission.estimators.model.layers import Layer, build_layer, cross_attention
-from gpu_admission.estimators.model.mlp import encoder_mlp_elements, mlp_elements
+from gpu_admission.estimators.model.mlp import encoder_mlp_elements, expert_elements, mlp_elements
 from gpu_admission.estimators.model.parameters import Parameters, count_parameters
 
 
@@ -71,7 +71,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Key/value heads, the most of all layers."""
     mlp: int
     """Elements for each token that a layer's MLP holds at once: gate, up and product, or two of them;
-    of the experts that run for a token in a mixture."""
+    in a mixture of the experts that run for it, and what is gathered for them."""
+    experts: int
+    """Elements of the expert weights that a decoding step copies for each row; 0 = none."""
     vocab_size: int
     max_positions: int | None = None
     dtype: str | None = None
@@ -150,6 +152,7 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
         head_dim=max((a.key_dim for a in stored), default=-(-hidden // heads)),
         kv_heads=max((a.heads for a in stored), default=heads),
         mlp=mlp_elements(keys, model_type, hidden),
+        experts=expert_elements(keys, model_type, hidden),
         vocab_size=vocab,
         max_positions=keys.size(
             "max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions"
