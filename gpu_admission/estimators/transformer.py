@@ -59,7 +59,9 @@ class LMPlan(msgspec.Struct, frozen=True, kw_only=True):
     experts: int
     """For each row of a decoding step: the weights of its experts, copied for one product."""
     cross: int
-    """For each position of the encoder's output."""
+    """For each position of the encoder's output, or of an image that the decoder attends to."""
+    image_positions: int
+    """Positions of an image in cross-attention; 0 = there is none."""
     decoder_step: int
     """For each row of a decoding step."""
     encodes: bool
@@ -124,6 +126,7 @@ class TransformersLM:
         prefill_chunk: int = 0,
         cache: Literal["dynamic", "static", "tuple"] = "dynamic",
         max_cache_len: int = 0,
+        mla: Literal["latent", "expanded"] = "latent",
         tower: Vision | None = None,
         sampling: Literal["greedy", "top_k", "top_p"] = "top_p",
         output_scores: bool = False,
@@ -139,6 +142,7 @@ class TransformersLM:
         - ``padded``: batches may hold prompts of different lengths, and then need a mask.
         - ``prefill_chunk``, ``cache``, ``max_cache_len``: as given to ``generate``; ``tuple`` is for
           code from before mid-2024, which holds the old and the new cache at once.
+        - ``mla``: how latent attention is kept; ``expanded`` to every head in older versions.
         - ``sampling``: the dearest that requests may ask for: for each entry of the vocabulary a step
           holds 10 bytes when it takes the likeliest, 19 for ``top_k``, 40 for ``top_p``.
           ``output_scores``: every step's scores are kept.
@@ -155,6 +159,8 @@ class TransformersLM:
             raise ValueError("max_cache_len is needed for cache='static', and only there")
         if sampling not in _SAMPLED:
             raise ValueError(f"sampling must be one of {', '.join(_SAMPLED)}, not {sampling!r}")
+        if mla not in ("latent", "expanded"):
+            raise ValueError(f"mla must be 'latent' or 'expanded', not {mla!r}")
         if experts not in ("batched_mm", "grouped_mm", "eager"):
             raise ValueError(f"experts must be 'batched_mm', 'grouped_mm' or 'eager', not {experts!r}")
         name = model.computes_in(dtype)
@@ -171,9 +177,10 @@ class TransformersLM:
             kept_scores=(model.vocab_size or _LARGEST_VOCABULARY) * 4 * output_scores,
             experts=model.experts * whole_bytes(name, option="dtype") * (experts == "batched_mm"),
         )
+        latent = _latent_plan(model, plan, whole_bytes(name, option="dtype"))
         return cls(
-            plan,
-            least=_latent_plan(model, plan, whole_bytes(name, option="dtype")),
+            latent if latent is not None and mla == "latent" else plan,
+            least=None if mla == "latent" else latent,
             tower=tower,
             reserved_factor=reserved_factor,
             notes=_doubts(model),
@@ -252,12 +259,13 @@ def _phases(plan: LMPlan, workload: Workload) -> tuple[Phase, ...]:
         return _encoder_phases(plan, rows, plan.positions or workload.prompt_tokens, workload.new_tokens)
     prompt, chunk = workload.prompt_tokens, plan.chunk
     step = prompt if not chunk or prompt < chunk else chunk
-    held = rows * ((plan.static or prompt) * plan.cache + plan.state)
+    seen = rows * plan.image_positions * len(workload.images) * plan.cross
+    held = rows * ((plan.static or prompt) * plan.cache + plan.state) + seen
     activations = rows * step * plan.activations
     scores = rows * step * prompt * _scores(plan, rows, prompt) if plan.mask else 0
     logits = rows * (step if plan.all_positions or workload.prompt_logprobs else 1) * plan.logits
     hidden = rows * step * plan.hidden
-    decoding = _decoding(plan, rows, plan.static or prompt + workload.new_tokens, workload.new_tokens)
+    decoding = _decoding(plan, rows, plan.static or prompt + workload.new_tokens, workload.new_tokens, seen)
     return (
         (held + activations + scores, "peak at prefill", _PREFILL, (held, activations, scores)),
         (held + logits + hidden, "peak at the first logits", _FIRST_LOGITS, (held, logits, hidden)),
@@ -273,14 +281,14 @@ def _scores(plan: LMPlan, rows: int, prompt: int) -> int:
     return plan.score + (masks * plan.mask + plan.expanded_mask if masks else 0)
 
 
-def _decoding(plan: LMPlan, rows: int, tokens: int, new_tokens: int) -> tuple[int, ...]:
+def _decoding(plan: LMPlan, rows: int, tokens: int, new_tokens: int, seen: int = 0) -> tuple[int, ...]:
     """At the last token: the whole cache, its windowed layers at their window, and one step."""
     cache = tokens * plan.cache
     for window, size in plan.windows:
         if tokens > window:
             cache -= (tokens - window) * size
     growth = 0 if plan.static else rows * tokens * plan.tensor
-    held = rows * (plan.copies * cache + plan.state)
+    held = rows * (plan.copies * cache + plan.state) + seen
     scores = rows * new_tokens * plan.kept_scores
     growth += rows * tokens * plan.repeated
     return held, rows * plan.decoder_step, rows * plan.sampled, scores, growth, rows * plan.experts
@@ -328,6 +336,7 @@ def _plan(model: ModelConfig, dtype: str, attention: AttentionPath, **options: A
         cross=sum(_vectors(layer.cross, 0) for layer in model.layers if layer.cross) * size,
         decoder_step=cost.activations,
         repeated=_repeated(model, stored) * size if attention == "eager" else 0,
+        image_positions=model.image_positions,
         encodes=encoding is not None,
         positions=model.encoder.positions if model.encoder else 0,
         **options,
@@ -335,12 +344,15 @@ def _plan(model: ModelConfig, dtype: str, attention: AttentionPath, **options: A
 
 
 def _latent_plan(model: ModelConfig, plan: LMPlan, size: int) -> LMPlan | None:
-    """With latent attention stored as it is, which newer versions do; ``None`` for other models."""
+    """With latent attention stored as it is, which newer versions do, and expanded in the layer that runs;
+    ``None`` for other models."""
     stored = [a for layer in model.layers if (a := layer.attention)]
     if not any(a.latent for a in stored):
         return None
     cache = sum(a.latent + a.indexer if a.latent else _vectors(a, 0) for a in stored) * size
-    return msgspec.structs.replace(plan, cache=cache, windows=(), tensor=max(a.latent for a in stored) * size)
+    tensor = max(a.latent for a in stored) * size
+    expanded = max(a.heads * (a.key_dim + a.value_dim) for a in stored) * size
+    return msgspec.structs.replace(plan, cache=cache, windows=(), tensor=tensor, repeated=expanded)
 
 
 def _repeated(model: ModelConfig, stored: Sequence[Attention]) -> int:
@@ -351,9 +363,12 @@ def _repeated(model: ModelConfig, stored: Sequence[Attention]) -> int:
 def _doubts(model: ModelConfig) -> tuple[str, ...]:
     if not model.known:
         return (f"model_type {model.model_type!r} is not known",)
+    notes = []
     if any(layer.state and layer.state.matrix for layer in model.layers):
-        return ("recurrent layers are charged as without fused kernels",)
-    return ()
+        notes.append("recurrent layers are charged as without fused kernels")
+    if any(layer.attention and layer.attention.window for layer in model.layers):
+        notes.append("windowed layers hold the whole prompt until the step after it")
+    return tuple(notes)
 
 
 def _vectors(attention: Attention, heads: int) -> int:

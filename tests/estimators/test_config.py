@@ -230,16 +230,24 @@ def test_experts_that_run_for_a_token_and_shared_ones_make_the_mlp() -> None:
         "n_shared_experts": 1,
         "intermediate_size": 1,
     }
-    assert ModelConfig.read({**LLAMA, **moe}).mlp == 3 * 9 * 2048
+    gathered = 8 * max(4 * 2048 + 4096, 4 * 4096)
+    assert ModelConfig.read({**LLAMA, **moe}).mlp == gathered + 2048
     dbrx = {"model_type": "dbrx", "ffn_config": {"moe_top_k": 4, "ffn_hidden_size": 10752}}
-    assert ModelConfig.read(dbrx).mlp == 3 * 4 * 10752
+    assert ModelConfig.read(dbrx).mlp >= 4 * (4 * 10752)
 
 
 def test_an_mlp_without_a_gate_holds_two_tensors() -> None:
-    assert ModelConfig.read({"model_type": "gpt2"}).mlp == 2 * 4 * 768
-    assert ModelConfig.read({**T5, "feed_forward_proj": "gated-gelu"}).mlp == 3 * 10240
+    assert ModelConfig.read({"model_type": "opt", "ffn_dim": 3072}).mlp == 2 * 3072
     assert ModelConfig.read({**T5, "feed_forward_proj": "relu"}).mlp == 2 * 10240
     assert ModelConfig.read({**LLAMA, "intermediate_size": [7, 9, 8]}).mlp == 3 * 9
+
+
+def test_an_activation_in_steps_holds_a_tensor_for_each_and_a_fused_gate_a_fourth() -> None:
+    assert ModelConfig.read({"model_type": "gpt2"}).mlp == 5 * 4 * 768
+    assert ModelConfig.read({"model_type": "gpt2", "activation_function": "gelu"}).mlp == 2 * 4 * 768
+    assert ModelConfig.read({**T5, "feed_forward_proj": "gated-gelu"}).mlp == 5 * 10240
+    assert ModelConfig.read({"model_type": "nemotron", "intermediate_size": 100}).mlp == 3 * 100
+    assert ModelConfig.read({"model_type": "phi3", "intermediate_size": 100}).mlp == 4 * 100
 
 
 def test_a_shortcut_model_keeps_two_caches_a_layer() -> None:

@@ -153,7 +153,11 @@ def test_recurrent_state_is_held_for_each_row() -> None:
 
 
 def test_latent_attention_may_be_stored_for_every_head_or_as_it_is() -> None:
-    estimate = TransformersLM.from_config(DEEPSEEK, dtype="bf16").estimate(generating(1000))
+    kept = TransformersLM.from_config(DEEPSEEK, dtype="bf16").estimate(generating(1000))
+    assert kept.low is None
+    assert kept.bytes < 3048 * 4_997_120 / 5
+    old = TransformersLM.from_config(DEEPSEEK, dtype="bf16", mla="expanded")
+    estimate = old.estimate(generating(1000))
     assert estimate.parts["cache"] == 3048 * 4_997_120
     assert estimate.low is not None
     assert estimate.low < estimate.bytes / 5
@@ -300,3 +304,13 @@ def test_a_decoding_step_of_a_mixture_copies_its_experts() -> None:
     assert "experts" not in parts(config, Workload(prompt_tokens=5000), experts="grouped_mm")
     with pytest.raises(ValueError, match="experts"):
         TransformersLM.from_config(LLAMA, dtype="bf16", experts="all")  # type: ignore[arg-type]
+
+
+def test_a_decoder_that_attends_to_images_keeps_their_keys_and_values() -> None:
+    config = {
+        "model_type": "mllama",
+        "text_config": {"model_type": "mllama_text_model"},
+        "vision_config": {"image_size": 560, "patch_size": 14, "max_num_tiles": 4},
+    }
+    image = parts(config, Workload(prompt_tokens=1000, images=((640, 480),)))
+    assert image["cache"] - parts(config)["cache"] == 4 * 1601 * 8 * 4096

@@ -36,7 +36,7 @@ _HEADS = (
     *("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     *("decoder_attention_heads", "num_decoder_attention_heads", "num_key_value_heads"),
 )
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim")
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "embed_dim", "emb_dim", "dim")
 _MOST_LAYERS = 10_000
 
 
@@ -82,6 +82,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Of the decoder, where the config tells: not of encoder-decoder and recurrent models."""
     vision: Mapping[str, Any] | None = None
     """The ``vision_config`` as it is, for estimators that read images."""
+
+    @property
+    def image_positions(self) -> int:
+        """Of an image in cross-attention: the patches of its tiles, and one token each (Llama 3.2: 4 x
+        1601); 0 where the decoder does not attend to images."""
+        if self.encoder is not None or not any(layer.cross for layer in self.layers):
+            return 0
+        vision = self.vision or {}
+        side = int(vision.get("image_size", 560)) // int(vision.get("patch_size", 14))
+        return (side * side + 1) * int(vision.get("max_num_tiles", 4))
 
     @classmethod
     def read(cls, source: ConfigSource) -> ModelConfig:

@@ -36,6 +36,10 @@ _SIZES = {
     "q4_0": ElementSize(18 * 8),
     "iq4_nl": ElementSize(18 * 8),
     "nvfp4": ElementSize(128 + 16),
+    # transformers' QuantizedCache: groups of 64 with a scale and a zero of 16 bits each.
+    "int8_g64": ElementSize(256 + 16),
+    "int4_g64": ElementSize(128 + 16),
+    "int2_g64": ElementSize(64 + 16),
 }
 
 
@@ -69,6 +73,11 @@ def element_size(name: str) -> ElementSize:
     if size is None:
         raise ValueError(f"{name!r} is not a known element type; known are {', '.join(sorted(_SIZES))}")
     return size
+
+
+def is_grouped(name: str) -> bool:
+    """Whether the newest tokens, and the layer in use, are kept unpacked beside it (QuantizedCache)."""
+    return name.endswith("_g64")
 
 
 def whole_bytes(name: str, *, option: str) -> int:
