@@ -6,7 +6,7 @@ Owns the padded batch: every row costs as much as the longest. Models that gener
 
 from __future__ import annotations
 
-from gpu_admission.estimators.model.activations import AttentionPath, decoder_cost, encoder_cost
+from gpu_admission.estimators.model.activations import AttentionPath, attention_of, decoder_cost, encoder_cost
 from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
 from gpu_admission.estimators.model.dtypes import DType, whole_bytes
 from gpu_admission.estimators.terms import assumed, clamp, render
@@ -62,6 +62,7 @@ class Encoder:
         """
         model = ModelConfig.read(config)
         name = model.computes_in(dtype)
+        attention, notes = attention_of(model, attention)
         cost = encoder_cost(model, name, attention) or decoder_cost(model, name, attention)
         masks = 2 if any(layer.attention and layer.attention.window for layer in model.layers) else 1
         stored = [a for layer in model.layers if (a := layer.attention)]
@@ -72,7 +73,7 @@ class Encoder:
             cache=elements * whole_bytes(name, option="dtype") if keeps_cache else 0,
             max_batch=max_batch,
             max_length=max_length,
-            notes=() if model.known else (f"model_type {model.model_type!r} is not known",),
+            notes=notes if model.known else (*notes, f"model_type {model.model_type!r} is not known"),
         )
 
     def __call__(self, info: RequestInfo, /) -> Estimate:

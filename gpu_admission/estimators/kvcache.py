@@ -105,7 +105,9 @@ class KVCache:
         ``"full+state"`` adds them up. ``draft`` is the model that guesses ahead, which keeps a cache of its
         own: its config, or how many layers it has (MTP, EAGLE). ``block`` rounds each row up to whole
         pages, ``tp`` divides by tensor-parallel ranks, ``prompts="shared"`` is for engines that never pad
-        and store a prompt once for all its choices. Raises ``ValueError`` and ``TypeError`` naming the option.
+        and store a prompt once for all its choices.
+
+        Raises ``ValueError`` and ``TypeError`` naming the option.
         """
         model = _with_draft(ModelConfig.read(config), draft)
         if mla not in ("latent", "expanded"):

@@ -12,7 +12,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpu_admission.estimators.model.activations import AttentionPath, decoder_cost, encoder_cost
+from gpu_admission.estimators.model.activations import (
+    AttentionPath,
+    attention_of,
+    decoder_cost,
+    encoder_cost,
+)
 from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
 from gpu_admission.estimators.model.dtypes import DType, whole_bytes
 from gpu_admission.estimators.model.families import stores_repeated_heads
@@ -164,6 +169,7 @@ class TransformersLM:
         if experts not in ("batched_mm", "grouped_mm", "eager"):
             raise ValueError(f"experts must be 'batched_mm', 'grouped_mm' or 'eager', not {experts!r}")
         name = model.computes_in(dtype)
+        attention, notes = attention_of(model, attention)
         plan = _plan(
             model,
             name,
@@ -183,7 +189,7 @@ class TransformersLM:
             least=None if mla == "latent" else latent,
             tower=tower,
             reserved_factor=reserved_factor,
-            notes=_doubts(model),
+            notes=(*notes, *_doubts(model)),
         )
 
     def __call__(self, info: RequestInfo, /) -> Estimate:

@@ -12,9 +12,16 @@ import msgspec
 
 from gpu_admission.estimators.model.config import ModelConfig
 from gpu_admission.estimators.model.dtypes import whole_bytes
-from gpu_admission.estimators.model.families import rotates_wide, scan_bytes, streams
+from gpu_admission.estimators.model.families import lacks_sdpa, rotates_wide, scan_bytes, streams
 
 AttentionPath = Literal["sdpa", "eager", "flash"]
+
+
+def attention_of(model: ModelConfig, asked: AttentionPath) -> tuple[AttentionPath, tuple[str, ...]]:
+    """What runs where ``asked`` is configured, and a note where that is something else."""
+    if asked != "sdpa" or not lacks_sdpa(model.model_type):
+        return asked, ()
+    return "eager", (f"{model.model_type} has no fused attention of torch's: charged as eager",)
 
 
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,15 +53,24 @@ _PLAIN_MLP = _names(
 
 # Gate and up projection are one matrix, whose halves live beside their product.
 _FUSED_GATE = _names(
-    "phi3 phi4_multimodal phi4mm phimoe glm glm4 glm4v_text chatglm glm_image_text glm_ocr_text"
+    """phi3 phi4_multimodal phi4mm phimoe glm glm4 glm4v_text chatglm glm_image_text glm_ocr_text
+    modernbert modernbert-decoder"""
 )
 
 # The activation that a class fills in, where it is computed in steps.
 _ACTIVATIONS = {
     "gelu_new": _names("gpt2 gptj gpt_neo codegen gpt-sw3 openai-gpt phi bloom albert"),
     "relu2": _names("nemotron nemotron_h arcee persimmon"),
+    "gelu_of_its_own": _names("esm"),
     "quick_gelu": _names("clip_text_model clip_vision_model"),
 }
+
+# Without torch's fused attention in transformers 5.24: "sdpa" runs eager there.
+_NO_SDPA = _names(
+    """big_bird bigbird_pegasus bloom canine convbert deberta deberta-v2 flaubert fnet funnel gemma2 gpt_neo
+    gpt_oss ibert layoutlmv2 lilt longformer luke markuplm megatron-bert mpnet mpt mra mvp nystromformer
+    openai-gpt perceiver reformer rembert roformer squeezebert tapas xlm xlnet yoso"""
+)
 
 # Every expert computes every token, and most results are multiplied by zero.
 _ALL_EXPERTS = _names("llama4_text")
@@ -70,8 +79,8 @@ _ALL_EXPERTS = _names("llama4_text")
 _MAMBA_1 = _names("mamba falcon_mamba jamba zamba")
 _DELTA_NETS = _names("qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear olmo_hybrid")
 
-# Whose rotation is computed at 32 bits, on queries and keys of full width.
-_WIDE_ROTATION = _names("cohere cohere2 cohere2_moe")
+# Whose rotation is computed at 32 bits, or beside the one matrix that queries, keys and values are in.
+_WIDE_ROTATION = _names("cohere cohere2 cohere2_moe modernbert modernbert-decoder")
 
 # Whose output matrix is the input table, unless their config says otherwise.
 _TIED = _names(
@@ -122,6 +131,11 @@ def slides_everywhere(model_type: str) -> bool:
 def has_plain_mlp(model_type: str) -> bool:
     """Whether its MLP has no gate: two intermediate tensors a token instead of three."""
     return model_type in _PLAIN_MLP
+
+
+def lacks_sdpa(model_type: str) -> bool:
+    """Whether transformers runs it eager where ``sdpa`` is asked."""
+    return model_type in _NO_SDPA
 
 
 def fuses_gate(model_type: str) -> bool:

@@ -38,7 +38,9 @@ _EXPERTS = (
     "ffn_config.moe_num_experts",
 )
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation_function", "activation", "act_fn")
-_STEPS = {"gelu_new": 5, "gelu_fast": 5, "gelu_accurate": 5, "quick_gelu": 3, "relu2": 3}
+_OWN_GELU = "gelu_of_its_own"
+"""Of a class that computes it itself, whatever its config calls it."""
+_STEPS = {"gelu_new": 5, _OWN_GELU: 5, "gelu_fast": 5, "gelu_accurate": 5, "quick_gelu": 3, "relu2": 3}
 """Tensors alive at once inside an activation that no single kernel computes."""
 
 _SHARED = (
@@ -106,8 +108,8 @@ def _tensors(keys: Keys, model_type: str) -> int:
 def _alive(keys: Keys, model_type: str) -> int:
     """Tensors of the intermediate width at the peak: with a gate and up projection in one matrix
     their product is a fourth, and an activation in steps holds those."""
-    named = keys.value(*_ACTIVATION)
-    steps = _STEPS.get(named if isinstance(named, str) else default_activation(model_type), 0)
+    named, own = keys.value(*_ACTIVATION), default_activation(model_type)
+    steps = _STEPS.get(named if isinstance(named, str) and own != _OWN_GELU else own, 0)
     if keys.value("feed_forward_proj") == "gated-gelu":
         steps = _STEPS["gelu_new"]
     gated = _tensors(keys, model_type) == 3
