@@ -97,7 +97,7 @@ class Endings:
         """Before its bytes are free: the next one starts by what this one has shown."""
         kind, error = lease.outcome
         if lease.feedback is not None:
-            lease.feedback.end(lease.peak, well=kind == "ok")
+            lease.feedback.end(lease.peak, kind)
         if kind != "ok" or self._monitor.is_watching:
             at = clock.monotonic()
             self._monitor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, at)

@@ -45,12 +45,12 @@ class Feedback:
             self._before = meter.start()
             self._meter = meter
 
-    def end(self, peak: int | None, *, well: bool) -> None:
-        """Pass it on, where the work ended ``well`` and its ``peak`` is known."""
+    def end(self, peak: int | None, outcome: str) -> None:
+        """Pass it on, where the work ended well and its ``peak`` is known; or that memory ran out."""
         if self._fails:
             return
         try:
-            self._end(peak, well)
+            self._end(peak, outcome)
         except Exception:
             self._failed()
 
@@ -58,11 +58,13 @@ class Feedback:
         self._fails = True
         logger.exception("%r could not learn what a request took", type(self._estimator).__name__)
 
-    def _end(self, peak: int | None, well: bool) -> None:
+    def _end(self, peak: int | None, outcome: str) -> None:
         if peak is None and self._meter and self._ledger.grants == self._grants:
             # Nothing started beside it: what the device saw was this request's.
             peak = self._meter.peak() - self._before
-        if peak is not None and well:
+        if outcome == "oom" and hasattr(self._estimator, "ran_out"):
+            self._estimator.ran_out()
+        if peak is not None and outcome == "ok":
             self._estimator.observe(self._route, self._estimate, peak)
 
 
