@@ -52,8 +52,7 @@ PRIVATES_LEFT = {
     "estimators.traced.remembered",
     "estimators.traced.build",
     "estimators.traced.answers",
-    *("http.ahead", "routes.placement", "routes.readalready", "runtime.task", "runtime.within"),
-    *("shared.logfile", "shared.command"),
+    *("routes.placement", "routes.readalready"),
 }
 LONG_LEFT: set[str] = set()
 

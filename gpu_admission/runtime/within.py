@@ -15,8 +15,9 @@ from typing import Any, TypeGuard, TypeVar
 
 import anyio
 
+from gpu_admission.runtime.loop import running_asyncio
+
 T = TypeVar("T")
-asyncio_loop = asyncio._get_running_loop
 
 NOT_BEGUN: Any = object()
 
@@ -28,7 +29,7 @@ def can_begin(call: Awaitable[Any]) -> TypeGuard[CoroutineType[Any, Any, Any]]:
     a server wrote in another language, nor any of trio's, where a limit may only be set before a call
     has opened scopes of its own.
     """
-    return type(call) is CoroutineType and asyncio_loop() is not None
+    return type(call) is CoroutineType and running_asyncio() is not None
 
 
 async def rest(call: Awaitable[T], waits_for: Any, seconds: float) -> T:
