@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable
+from types import CoroutineType
 from typing import Any, Protocol
 
 import anyio
@@ -19,6 +20,7 @@ from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
 from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
+from gpu_admission.runtime.loop import running_asyncio
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive, Scope
 
@@ -53,6 +55,8 @@ class Body:
     complete = False
     """Its last message has been received."""
     size = 0
+    counted = 0
+    """Bytes that are counted as buffered."""
     disconnected: Message | None = None
     failure: Exception | None = None
     """What the server's ``receive`` raised while the client was watched."""
@@ -65,7 +69,6 @@ class Body:
     is_free = False
     """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
     _extra = 0
-    _counted = 0
     _began = 0.0
     _repeats = False
 
@@ -88,7 +91,7 @@ class Body:
         try:
             call, waits_for = self._receive(), NOT_BEGUN
             try:
-                if can_begin(call):
+                if type(call) is CoroutineType and running_asyncio() is not None:  # see ``can_begin``
                     waits_for = call.send(None)
                 message = await self._waited_for(call, waits_for)
             except StopIteration as done:
@@ -223,10 +226,10 @@ class Body:
 
     def count(self) -> None:
         """Count what is held by now. Raises ``QueueFull``."""
-        more = self.size + self._extra - self._counted
+        more = self.size + self._extra - self.counted
         if more:
             self._buffer.take(more, self._client())
-            self._counted += more
+            self.counted += more
 
     def keeps_besides(self, size: int) -> None:
         """Count ``size`` bytes more while the request waits."""
@@ -238,9 +241,9 @@ class Body:
 
     def hand_over(self) -> None:
         """It waits no more: what is buffered is the app's now, and not counted any longer."""
-        if self._counted:
-            self._buffer.give(self._counted, self._client())
-            self._counted = 0
+        if self.counted:
+            self._buffer.give(self.counted, self._client())
+            self.counted = 0
             self._extra = 0
 
     def _keep(self, message: Message) -> None:

@@ -113,7 +113,7 @@ class Intake:
             elif admission.picks_lanes:
                 self._choose_lane()
             self.needed = estimated.bytes
-            self.body.lease = lease = await admission.acquire(
+            self.body.lease = lease = await admission.entrance.acquire(
                 estimated,
                 lane=self.lane,
                 flow=self.flow,
@@ -139,7 +139,8 @@ class Intake:
             self.body.close()
             raise
         finally:
-            self.body.hand_over()
+            if self.body.counted:
+                self.body.hand_over()
 
     async def _unread(self) -> Lease:
         charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))

@@ -8,6 +8,7 @@ the place of a failed one is in ``rescue``; refusals are rendered in ``respond``
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from types import CoroutineType
 from typing import Any
 
 from gpu_admission.admission.context import step_in, step_out
@@ -17,7 +18,8 @@ from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.timing import timed
-from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
+from gpu_admission.runtime.loop import running_asyncio
+from gpu_admission.runtime.timelimit import NOT_BEGUN, rest
 from gpu_admission.types import Message, Send
 
 _LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
@@ -46,17 +48,19 @@ class Response:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._begin(message)
+            is_last = False
+        else:
+            is_last = ends(message, self._trailers)
         if self.kept is not None:
             await self._keep(message)
             return
         inside: Lease | None = None
-        is_last = message["type"] != "http.response.start" and ends(message, self._trailers)
         if is_last:
             self.is_whole = self.start is not None
             inside = step_out(self._lease)
         try:
             call, waits_for = self._send(message), NOT_BEGUN
-            if can_begin(call):
+            if type(call) is CoroutineType and running_asyncio() is not None:  # see ``can_begin``
                 try:
                     waits_for = call.send(None)
                 except StopIteration:
@@ -141,12 +145,6 @@ def ends(message: Message, trailers: bool) -> bool:
     if message["type"] == "http.response.trailers":
         return not message.get("more_trailers", False)
     return message["type"] in _LAST and not trailers and not message.get("more_body", False)
-
-
-def is_shaped(intake: Intake) -> bool:
-    """Whether the settings add anything to a response."""
-    settings = intake.admission.settings
-    return settings.server_timing or settings.hold == "response" or intake.clamped_to is not None
 
 
 def shaped(intake: Intake, lease: Lease, send: Send) -> Send:

@@ -120,7 +120,9 @@ class Metering:
         method = scope["method"]
         if method not in self._methods and not self._carries_work(method.upper()):
             return None
-        return self._find(scope["path"], root_path or scope.get("root_path", ""))
+        path = scope["path"]
+        find = self._cached if len(path) <= _CACHED_LENGTH else self._rule  # see ``_find``
+        return find(path, root_path or scope.get("root_path", ""))
 
     def _carries_work(self, method: str) -> bool:
         """Whether a method in capitals is metered.
