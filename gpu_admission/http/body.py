@@ -13,6 +13,7 @@ from types import CoroutineType
 from typing import Any, Protocol
 
 import anyio
+import msgspec
 
 from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.admission.context import step_in, step_out
@@ -45,17 +46,22 @@ class Limits(Protocol):
     def body_timeout(self) -> float: ...
 
 
-class Body:
+class Body(msgspec.Struct, eq=False):
     """The ``receive`` that the app gets. After the messages that were read it is the server's own.
 
     A disconnect that was seen is returned again on every later call, without suspending.
     """
 
-    # Defaults are the class's: a request that starts at once changes few of them.
-    complete = False
+    _receive: Receive
+    _buffer: BufferedBytes
+    _limits: Limits
+    _scope: Scope
+    is_free: bool = False
+    """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
+    complete: bool = False
     """Its last message has been received."""
-    size = 0
-    counted = 0
+    size: int = 0
+    counted: int = 0
     """Bytes that are counted as buffered."""
     disconnected: Message | None = None
     failure: Exception | None = None
@@ -66,18 +72,14 @@ class Body:
     """Why the app was not given the rest of it: the response is this refusal, if none has begun."""
     lease: Lease | None = None
     """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
-    is_free = False
-    """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
-    _extra = 0
-    _began = 0.0
-    _repeats = False
+    _messages: deque[Message] | tuple[()] = ()
+    """A deque where any has come before the app asked."""
+    _extra: int = 0
+    _began: float = 0.0
+    _repeats: bool = False
 
-    def __init__(self, receive: Receive, buffer: BufferedBytes, limits: Limits, scope: Scope) -> None:
-        self._receive: Receive = receive
-        self._messages: deque[Message] = deque()
-        self._buffer = buffer
-        self._limits = limits
-        self._scope = scope
+    def __repr__(self) -> str:
+        return f"<Body of {self.size} bytes so far>"  # never what a client wrote
 
     async def __call__(self) -> Message:
         if self._messages:
@@ -251,7 +253,10 @@ class Body:
         if kind == "http.disconnect":
             self.disconnected = message
             return
-        self._messages.append(message)
+        if self._messages:
+            self._messages.append(message)
+        else:
+            self._messages = deque((message,))
         if kind == "http.request" and not self.complete:
             size = len(message.get("body", b""))
             if self.size + size > self._limits.max_body_bytes:

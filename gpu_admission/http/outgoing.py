@@ -11,6 +11,8 @@ from collections.abc import Awaitable
 from types import CoroutineType
 from typing import Any
 
+import msgspec
+
 from gpu_admission.admission.context import step_in, step_out
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
@@ -25,7 +27,7 @@ from gpu_admission.types import Message, Send
 _LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """The ``send`` of one request, and what has gone through it.
 
     The last message is sent as if ``lease`` were not held: see ``outside``. Frameworks answer
@@ -33,17 +35,15 @@ class Response:
     kept until the app has returned, or another is sent in its place.
     """
 
-    is_whole = False
+    _lease: Lease
+    _body: Body
+    _send: Send
+    is_whole: bool = False
     """Nothing is left to be sent."""
     start: Message | None = None
     kept: list[Message] | None = None
-    _trailers = False
-    _is_stalled = False
-
-    def __init__(self, lease: Lease, body: Body, send: Send) -> None:
-        self._lease = lease
-        self._body = body
-        self._send = send
+    _trailers: bool = False
+    _is_stalled: bool = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
