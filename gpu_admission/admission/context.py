@@ -22,6 +22,10 @@ T = TypeVar("T")
 _current: ContextVar[Lease | None] = ContextVar("gpu_admission.lease", default=None)
 
 
+innermost: Callable[[], Lease | None] = _current.get
+"""What was entered last here, whether it has ended since or not. ``None`` for nearly every request that arrives."""
+
+
 def current_lease() -> Lease | None:
     """The lease that the running request holds, or ``None``."""
     lease = _current.get()
@@ -106,6 +110,5 @@ def step_out(lease: Lease) -> Lease | None:
     return inside
 
 
-def step_in(inside: Lease | None) -> None:
-    """Undo ``step_out``."""
-    _current.set(inside)
+step_in: Callable[[Lease | None], object] = _current.set
+"""Undo ``step_out``. The variable's own method: each part of a response passes here."""

@@ -11,7 +11,7 @@ from typing import Any, TypedDict
 import anyio
 import anyio.to_thread
 
-from gpu_admission.admission.context import nesting_lease
+from gpu_admission.admission.context import innermost, nesting_lease
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.lease import Issuer, Lease
 from gpu_admission.admission.locked import LockedLedger
@@ -151,7 +151,7 @@ class Entrance:
 
     def held(self) -> Lease | None:
         """The lease of this admission that the arriving request holds already."""
-        return nesting_lease(self.issuer)
+        return None if innermost() is None else nesting_lease(self.issuer)
 
     def refused(
         self, rejected: Rejected, *, lane: int = 0, route: str = "*", needed: int | None = None

@@ -41,18 +41,18 @@ class HasBody(Protocol):
     def body(self) -> bytes: ...
 
 
-class JSONObject:
+class JSONObject(msgspec.Struct, eq=False):
     """The ``fields`` of a body, and the sizes of strings in it that were too long to read."""
 
-    __slots__ = ("_long", "fields", "is_whole", "total")
+    fields: dict[str, Any]
+    total: int
+    """Bytes of the whole body."""
+    _long: LongStrings = _NONE_LONG
+    is_whole: bool = True
+    """Whether no string was left out."""
 
-    def __init__(self, fields: dict[str, Any], total: int, long: LongStrings = _NONE_LONG) -> None:
-        self.fields = fields
-        self.total = total
-        """Bytes of the whole body."""
-        self.is_whole = not long
-        """Whether no string was left out."""
-        self._long = long
+    def __repr__(self) -> str:
+        return f"<JSONObject of {self.total} bytes>"  # never what a client wrote
 
     def size(self, text: str) -> int:
         """Bytes of ``text`` in UTF-8, as the app will decode it; never less."""
@@ -143,7 +143,7 @@ def largest(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _object(fields: Any, total: int, long: LongStrings) -> JSONObject:
     if type(fields) is not dict:
         raise UnreadableBody("the body must be a JSON object")
-    return JSONObject(fields, total, long)
+    return JSONObject(fields, total, long, long is _NONE_LONG or not long)
 
 
 def _parse(text: bytes, repeats: Pairs | None = None, number: _Number = None) -> Any:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Awaitable
+from types import CoroutineType
 from typing import Any, Protocol
 
 import anyio
+import msgspec
 
 from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.admission.context import step_in, step_out
@@ -19,6 +21,7 @@ from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
 from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
+from gpu_admission.runtime.loop import running_asyncio
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive, Scope
 
@@ -43,16 +46,23 @@ class Limits(Protocol):
     def body_timeout(self) -> float: ...
 
 
-class Body:
+class Body(msgspec.Struct, eq=False):
     """The ``receive`` that the app gets. After the messages that were read it is the server's own.
 
     A disconnect that was seen is returned again on every later call, without suspending.
     """
 
-    # Defaults are the class's: a request that starts at once changes few of them.
-    complete = False
+    _receive: Receive
+    _buffer: BufferedBytes
+    _limits: Limits
+    _scope: Scope
+    is_free: bool = False
+    """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
+    complete: bool = False
     """Its last message has been received."""
-    size = 0
+    size: int = 0
+    counted: int = 0
+    """Bytes that are counted as buffered."""
     disconnected: Message | None = None
     failure: Exception | None = None
     """What the server's ``receive`` raised while the client was watched."""
@@ -62,19 +72,14 @@ class Body:
     """Why the app was not given the rest of it: the response is this refusal, if none has begun."""
     lease: Lease | None = None
     """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
-    is_free = False
-    """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
-    _extra = 0
-    _counted = 0
-    _began = 0.0
-    _repeats = False
+    _messages: deque[Message] | tuple[()] = ()
+    """A deque where any has come before the app asked."""
+    _extra: int = 0
+    _began: float = 0.0
+    _repeats: bool = False
 
-    def __init__(self, receive: Receive, buffer: BufferedBytes, limits: Limits, scope: Scope) -> None:
-        self._receive: Receive = receive
-        self._messages: deque[Message] = deque()
-        self._buffer = buffer
-        self._limits = limits
-        self._scope = scope
+    def __repr__(self) -> str:
+        return f"<Body of {self.size} bytes so far>"  # never what a client wrote
 
     async def __call__(self) -> Message:
         if self._messages:
@@ -88,7 +93,7 @@ class Body:
         try:
             call, waits_for = self._receive(), NOT_BEGUN
             try:
-                if can_begin(call):
+                if type(call) is CoroutineType and running_asyncio() is not None:  # see ``can_begin``
                     waits_for = call.send(None)
                 message = await self._waited_for(call, waits_for)
             except StopIteration as done:
@@ -223,10 +228,10 @@ class Body:
 
     def count(self) -> None:
         """Count what is held by now. Raises ``QueueFull``."""
-        more = self.size + self._extra - self._counted
+        more = self.size + self._extra - self.counted
         if more:
             self._buffer.take(more, self._client())
-            self._counted += more
+            self.counted += more
 
     def keeps_besides(self, size: int) -> None:
         """Count ``size`` bytes more while the request waits."""
@@ -238,9 +243,9 @@ class Body:
 
     def hand_over(self) -> None:
         """It waits no more: what is buffered is the app's now, and not counted any longer."""
-        if self._counted:
-            self._buffer.give(self._counted, self._client())
-            self._counted = 0
+        if self.counted:
+            self._buffer.give(self.counted, self._client())
+            self.counted = 0
             self._extra = 0
 
     def _keep(self, message: Message) -> None:
@@ -248,7 +253,10 @@ class Body:
         if kind == "http.disconnect":
             self.disconnected = message
             return
-        self._messages.append(message)
+        if self._messages:
+            self._messages.append(message)
+        else:
+            self._messages = deque((message,))
         if kind == "http.request" and not self.complete:
             size = len(message.get("body", b""))
             if self.size + size > self._limits.max_body_bytes:

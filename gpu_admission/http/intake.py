@@ -68,9 +68,9 @@ class Intake:
         self.admission = admission
         self.rule = rule
         self.scope = scope
-        self.body = body = Body(receive, admission.buffer, admission.settings, scope)
-        if admission.mode != "enforce":
-            body.is_free = True
+        self.body = Body(
+            receive, admission.buffer, admission.settings, scope, admission.mode != "enforce"
+        )
         if info is not None:
             self._info = info
             self._is_read = True
@@ -85,7 +85,7 @@ class Intake:
             self._info = info = RequestInfo(
                 self.scope,
                 path=self.rule.path,
-                dialect=self.rule.dialect,
+                dialect=self.rule.reader,
                 max_json_values=self.admission.settings.max_json_values,
             )
         return info
@@ -113,7 +113,7 @@ class Intake:
             elif admission.picks_lanes:
                 self._choose_lane()
             self.needed = estimated.bytes
-            self.body.lease = lease = await admission.acquire(
+            self.body.lease = lease = await admission.entrance.acquire(
                 estimated,
                 lane=self.lane,
                 flow=self.flow,
@@ -139,7 +139,8 @@ class Intake:
             self.body.close()
             raise
         finally:
-            self.body.hand_over()
+            if self.body.counted:
+                self.body.hand_over()
 
     async def _unread(self) -> Lease:
         charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
@@ -162,7 +163,7 @@ class Intake:
 
         A failed estimator is logged, and charged ``fallback`` or all. Raises ``Rejected`` or ``ClientLeft``.
         """
-        body, info = self.body, self.info
+        body, info = self.body, self._info or self.info
         try:
             if (self.rule.needs_body or self.admission.pickers_read) and not self._is_read:
                 if not body.complete:
@@ -214,7 +215,7 @@ class Intake:
         return ask(self.rule, self.info)
 
     def _decided(self) -> Estimate | Awaitable[object]:
-        result = ask(self.rule, self.info)
+        result = ask(self.rule, self._info or self.info)
         if self.admission.picks_lanes:
             self._choose_lane()
         return result

@@ -8,7 +8,10 @@ the place of a failed one is in ``rescue``; refusals are rendered in ``respond``
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from types import CoroutineType
 from typing import Any
+
+import msgspec
 
 from gpu_admission.admission.context import step_in, step_out
 from gpu_admission.admission.lease import Lease
@@ -17,13 +20,14 @@ from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.timing import timed
-from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
+from gpu_admission.runtime.loop import running_asyncio
+from gpu_admission.runtime.timelimit import NOT_BEGUN, rest
 from gpu_admission.types import Message, Send
 
 _LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """The ``send`` of one request, and what has gone through it.
 
     The last message is sent as if ``lease`` were not held: see ``outside``. Frameworks answer
@@ -31,32 +35,32 @@ class Response:
     kept until the app has returned, or another is sent in its place.
     """
 
-    is_whole = False
+    _lease: Lease
+    _body: Body
+    _send: Send
+    is_whole: bool = False
     """Nothing is left to be sent."""
     start: Message | None = None
     kept: list[Message] | None = None
-    _trailers = False
-    _is_stalled = False
-
-    def __init__(self, lease: Lease, body: Body, send: Send) -> None:
-        self._lease = lease
-        self._body = body
-        self._send = send
+    _trailers: bool = False
+    _is_stalled: bool = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._begin(message)
+            is_last = False
+        else:
+            is_last = ends(message, self._trailers)
         if self.kept is not None:
             await self._keep(message)
             return
         inside: Lease | None = None
-        is_last = message["type"] != "http.response.start" and ends(message, self._trailers)
         if is_last:
             self.is_whole = self.start is not None
             inside = step_out(self._lease)
         try:
             call, waits_for = self._send(message), NOT_BEGUN
-            if can_begin(call):
+            if type(call) is CoroutineType and running_asyncio() is not None:  # see ``can_begin``
                 try:
                     waits_for = call.send(None)
                 except StopIteration:
@@ -141,12 +145,6 @@ def ends(message: Message, trailers: bool) -> bool:
     if message["type"] == "http.response.trailers":
         return not message.get("more_trailers", False)
     return message["type"] in _LAST and not trailers and not message.get("more_body", False)
-
-
-def is_shaped(intake: Intake) -> bool:
-    """Whether the settings add anything to a response."""
-    settings = intake.admission.settings
-    return settings.server_timing or settings.hold == "response" or intake.clamped_to is not None
 
 
 def shaped(intake: Intake, lease: Lease, send: Send) -> Send:

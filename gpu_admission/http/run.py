@@ -10,7 +10,7 @@ from gpu_admission.admission.context import enter, leave
 from gpu_admission.admission.lease import Lease
 from gpu_admission.http.body import Body
 from gpu_admission.http.intake import Intake
-from gpu_admission.http.outgoing import Response, is_shaped, shaped
+from gpu_admission.http.outgoing import Response, shaped
 from gpu_admission.http.rescue import rescue
 from gpu_admission.types import ASGIApp, Scope, Send
 
@@ -21,7 +21,8 @@ async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Se
     response = Response(lease, body, send)
     try:
         enter(lease, scope)
-        await app(scope, body, shaped(intake, lease, response) if is_shaped(intake) else response)
+        is_shaped = intake.admission.shapes_responses or intake.clamped_to is not None
+        await app(scope, body, shaped(intake, lease, response) if is_shaped else response)
         if not response.is_whole:
             await response.returned()
     except Exception as error:

@@ -27,13 +27,16 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 class Rule:
     """How one route is metered. ``estimator`` is ``None`` where no pattern of a mapping names it."""
 
-    __slots__ = ("dialect", "estimator", "fixed", "learns", "needs_body", "path", "route")
+    __slots__ = ("dialect", "estimator", "fixed", "learns", "needs_body", "path", "reader", "route")
 
     def __init__(self, path: str, route: str, estimator: Estimator | None, dialect: Dialect | None) -> None:
         self.path = path
         self.route = route
         self.estimator = estimator
         self.dialect = dialect
+        """What was given for the path."""
+        self.reader = RequestInfo.choose_dialect(path, None) if dialect is None else dialect
+        """What reads its bodies: that, or else what the path names."""
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
         self.learns = all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
         """Whether the estimator wants to know what requests really took."""
@@ -120,7 +123,9 @@ class Metering:
         method = scope["method"]
         if method not in self._methods and not self._carries_work(method.upper()):
             return None
-        return self._find(scope["path"], root_path or scope.get("root_path", ""))
+        path = scope["path"]
+        find = self._cached if len(path) <= _CACHED_LENGTH else self._rule  # see ``_find``
+        return find(path, root_path or scope.get("root_path", ""))
 
     def _carries_work(self, method: str) -> bool:
         """Whether a method in capitals is metered.

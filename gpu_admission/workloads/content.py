@@ -96,9 +96,14 @@ class Tally:
             return
         texts: list[str] = []  # of messages with a role and a text only: most of them
         for message in messages:
-            if type(message) is not dict or len(message) != 2 or not _is_word(message.get("role")):
-                self.content(message)
-            elif type(text := message.get("content")) is str:
+            # ``_is_word``, without a call for each message
+            if (
+                type(message) is dict
+                and len(message) == 2
+                and type(role := message.get("role")) is str
+                and len(role) <= _WORD
+                and type(text := message.get("content")) is str
+            ):
                 texts.append(text)
             else:
                 self.content(message)

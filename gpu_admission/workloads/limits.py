@@ -43,7 +43,9 @@ def _largest(fields: Mapping[str, Any], names: Sequence[str], default: int) -> t
         if name not in fields or (value := fields[name]) is None:
             continue
         limit = value if type(value) is int and 0 < value <= CEILING else whole(value, name)
-        largest = max(largest, limit or default)
+        limit_or_default = limit or default
+        if limit_or_default > largest:
+            largest = limit_or_default
         said = said or limit > 0
     return largest, said
 

@@ -27,7 +27,7 @@ def restored(body: bytes) -> bytes:
 def cut(value: Any, **options: Any) -> tuple[Any, JSONObject]:
     """What ``value`` becomes, and a body that knows what was left out of it."""
     short = shorten(json.dumps(value, **options).encode())
-    return json.loads(short.text), JSONObject({}, 0, short.strings)
+    return json.loads(short.text), JSONObject({}, 0, short.strings, not short.strings)
 
 
 def test_a_long_string_is_replaced_by_a_short_key() -> None:
