@@ -15,7 +15,8 @@ import anyio
 
 from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import BufferedBytes, Copies
-from gpu_admission.admission.lease import Lease
+from gpu_admission.admission.context import SCOPE_KEY, enter_block
+from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
 from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.asking import ask, checked, heard, is_async, read_ahead
@@ -122,6 +123,7 @@ class Intake:
                 route=self.rule.route,
                 gone=self.body.watch,
             )
+            lease.estimator = self.rule.estimator
             if self.rule.learns:
                 admission.endings.teach(lease, self.rule.estimator, self.info)
             return lease
@@ -140,6 +142,27 @@ class Intake:
             raise
         finally:
             self.body.hand_over()
+
+    async def block(self) -> Block | None:
+        """What the request needs of the lease that it is made under, grown where that is smaller.
+
+        ``None``: the lease was given for this very request. Raises as ``lease`` does.
+        """
+        holder = self.admission.entrance.holder()
+        assert holder is not None
+        if self.scope.get(SCOPE_KEY) is holder.lease and self.rule.estimator is holder.lease.estimator:
+            return None
+        try:
+            self.needed = (self.rule.fixed or await self.estimate(of_the_body(self.scope)[1])).bytes
+            return enter_block(holder, self.needed)
+        except Rejected as rejected:
+            if self.admission.mode == "shadow":
+                return None
+            self.refuse(rejected)
+            raise
+        finally:
+            self.body.hand_over()
+            self.body.is_free = True  # the limits are those of the request around it
 
     async def _unread(self) -> Lease:
         charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
-from gpu_admission.admission.context import step_in, step_out
+from gpu_admission.admission.context import Holder, step_in, step_out
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.http.body import Body
@@ -49,7 +49,7 @@ class Response:
         if self.kept is not None:
             await self._keep(message)
             return
-        inside: Lease | None = None
+        inside: Holder | None = None
         is_last = message["type"] != "http.response.start" and ends(message, self._trailers)
         if is_last:
             self.is_whole = self.start is not None
