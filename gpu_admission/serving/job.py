@@ -37,6 +37,8 @@ class Job:
 
     def __init__(self, admission: Admission, size: int | str, **asked: Any) -> None:
         self.state: State = "waiting"
+        self.error = ""
+        """Why it was refused, or the class of what its work has raised."""
         self._context = admission.lease(size, own=True, **asked)
 
     @property
@@ -55,7 +57,7 @@ class Job:
         try:
             lease = await self._context.__aenter__()
         except BaseException as error:
-            self.state = _ended_by(error)
+            self._ended(error)
             raise
         self.state = "running"
         return lease
@@ -64,12 +66,13 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
         await self._context.__aexit__(kind, error, trace)
-        self.state = _ended_by(error)
+        self._ended(error)
 
-
-def _ended_by(error: BaseException | None) -> State:
-    if error is None:
-        return "done"
-    if isinstance(error, Rejected):
-        return "refused"
-    return "failed" if isinstance(error, Exception) else "stopped"
+    def _ended(self, error: BaseException | None) -> None:
+        if error is None:
+            self.state = "done"
+        elif isinstance(error, Exception):
+            refused = isinstance(error, Rejected)
+            self.state, self.error = ("refused", str(error)) if refused else ("failed", type(error).__name__)
+        else:
+            self.state = "stopped"
