@@ -9,7 +9,7 @@ from typing import Unpack
 
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected
-from gpu_admission.http.intake import Intake
+from gpu_admission.http.intake import AsksForNothing, Intake
 from gpu_admission.http.lifespan import started_with
 from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import run, run_inside
@@ -53,6 +53,9 @@ class GPUAdmission:
             lease = await intake.lease(may_clamp=self._may_clamp)
         except Rejected as rejected:
             await response_for(admission.settings.on_reject, intake.info, rejected)(scope, receive, send)
+            return
+        except AsksForNothing:
+            await self.app(scope, intake.body, send)
             return
         except ClientLeft:
             return

@@ -22,7 +22,7 @@ from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, U
 from gpu_admission.http.asking import ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import clamp, clamped_body
-from gpu_admission.http.headers import deadline, of_the_body
+from gpu_admission.http.headers import deadline, has_no_body, of_the_body
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
 from gpu_admission.request import RequestInfo
@@ -33,6 +33,10 @@ from gpu_admission.types import Estimate, Receive, Scope
 
 UNPACKED_HERE = 64 * 1024
 """A short body that unpacks to at most this much is read like one that was never packed."""
+
+
+class AsksForNothing(Exception):
+    """A request without a body, on a path that is read by no dialect: it needs no lease."""
 
 
 class Intake:
@@ -94,6 +98,7 @@ class Intake:
     async def lease(self, *, may_clamp: bool = False) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``.
 
+        Of a request that the rule lets be empty ``AsksForNothing``, too.
         ``may_clamp``: the app will read the body from us, so that it may be rewritten.
         """
         admission = self.admission
@@ -104,7 +109,9 @@ class Intake:
         try:
             if not admission.monitor.is_measured:
                 await admission.entrance.measure()
-            admission.entrance.check_open()
+            empty = self.rule.may_be_empty and has_no_body(self.scope)
+            if not empty:
+                admission.entrance.check_open()
             declared, packed = of_the_body(self.scope)
             if (declared or self._read_size) > admission.settings.max_body_bytes:
                 raise self._too_large(declared or 0)
@@ -113,6 +120,8 @@ class Intake:
                 estimated = await self.estimate(packed, may_clamp=may_clamp)
             elif admission.picks_lanes:
                 self._choose_lane()
+            if empty:  # and costs something all the same
+                admission.entrance.check_open()
             self.needed = estimated.bytes
             self.body.lease = lease = await admission.acquire(
                 estimated,
@@ -127,6 +136,9 @@ class Intake:
             if self.rule.learns:
                 admission.endings.teach(lease, self.rule.estimator, self.info)
             return lease
+        except AsksForNothing:
+            self.body.is_free = True
+            raise
         except (Rejected, ClientLeft) as error:
             if admission.mode == "shadow":
                 return await self._unread()
@@ -281,6 +293,8 @@ class Intake:
         """Not less than ``fallback``, nor than the body says to an app that ignores its encoding."""
         fallback = self.admission.settings.fallback
         if fallback is None:
+            if self.rule.may_be_empty and self.body.complete and not self.body.size:
+                raise AsksForNothing
             raise error
         charged = fallback
         if packed and self.body.size:

@@ -16,6 +16,8 @@ from gpu_admission.rules.patterns import Patterns, route_path
 from gpu_admission.sizes import parse_bytes
 from gpu_admission.types import Estimate, Scope
 from gpu_admission.workloads.choice import dialect as dialect_named
+from gpu_admission.workloads.choice import reads_path
+from gpu_admission.workloads.control import CONTROL_PATHS, is_control
 
 _CACHED_LENGTH = 512
 DEFAULT_METHODS = ("POST", "PUT", "PATCH")
@@ -27,13 +29,23 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 class Rule:
     """How one route is metered. ``estimator`` is ``None`` where no pattern of a mapping names it."""
 
-    __slots__ = ("dialect", "estimator", "fixed", "learns", "needs_body", "path", "route")
+    __slots__ = ("dialect", "estimator", "fixed", "learns", "may_be_empty", "needs_body", "path", "route")
 
-    def __init__(self, path: str, route: str, estimator: Estimator | None, dialect: Dialect | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        route: str,
+        estimator: Estimator | None,
+        dialect: Dialect | None,
+        *,
+        may_be_empty: bool = False,
+    ) -> None:
         self.path = path
         self.route = route
         self.estimator = estimator
         self.dialect = dialect
+        self.may_be_empty = may_be_empty
+        """Whether a request without a body, which its estimator can't read, asks for nothing."""
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
         self.learns = all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
         """Whether the estimator wants to know what requests really took."""
@@ -84,6 +96,7 @@ class Metering:
         exclude: Iterable[str] = (),
         methods: Iterable[str] = DEFAULT_METHODS,
         dialect: str | Dialect | Mapping[str, str | Dialect] | None = None,
+        control: Iterable[str] = (),
     ) -> None:
         self._by_path: dict[str, Estimator] | None = None
         self._estimator: Estimator | None = None
@@ -96,6 +109,9 @@ class Metering:
             self._estimator = as_estimator(estimator)
         self._routes = None if routes is None else Patterns(routes, name="routes")
         self._exclude = Patterns(exclude, name="exclude")
+        self._control = Patterns(control, name="control")
+        self._named = {*(self._by_path or ()), *(() if self._routes is None else self._routes.patterns)}
+        """Patterns of paths that are metered because the settings say so, a control path among them too."""
         self._methods = frozenset(method_names(methods))
         self._takes_unknown = self._methods == frozenset(DEFAULT_METHODS)
         self._dialects = _dialects(dialect)
@@ -111,6 +127,13 @@ class Metering:
     def estimators(self) -> Sequence[Estimator]:
         """All that the setting ``estimator`` names."""
         return [estimator for _, estimator in self.named_estimators()]
+
+    def control_paths(self) -> Sequence[str]:
+        """Patterns of control paths that would be metered if they were none."""
+        known = [
+            path for path in CONTROL_PATHS if self._steers(path) and self._metered(path.replace("*", "x"))
+        ]
+        return [*known, *self._control.patterns]
 
     def rule(self, scope: Scope, root_path: str = "") -> Rule | None:
         """The rule for an ``http`` scope; ``None``: it is not metered.
@@ -145,17 +168,26 @@ class Metering:
 
     def _rule(self, path: str, root_path: str) -> Rule | None:
         path = route_path(path, root_path)
+        return None if self._steers(path) else self._metered(path)
+
+    def _steers(self, path: str) -> bool:
+        """Whether it is a control path, which never waits behind the work that it steers."""
+        return self._control.match(path) is not None or (is_control(path) and path not in self._named)
+
+    def _metered(self, path: str) -> Rule | None:
         if self._exclude.match(path) is not None:
             return None
         route = "*" if self._routes is None else self._routes.match(path)
         if route is None:
             return None
+        dialect = self._dialect(path)
+        empty = dialect is None and path not in self._named and not reads_path(path)
         if self._by_path is None:
-            return Rule(path, route, self._estimator, self._dialect(path))
+            return Rule(path, route, self._estimator, dialect, may_be_empty=empty)
         pattern = self._paths.match(path)
         if pattern is not None:
-            return Rule(path, pattern, self._by_path[pattern], self._dialect(path))
-        return None if self._routes is None else Rule(path, route, None, self._dialect(path))
+            return Rule(path, pattern, self._by_path[pattern], dialect, may_be_empty=empty)
+        return None if self._routes is None else Rule(path, route, None, dialect)
 
     def _dialect(self, path: str) -> Dialect | None:
         pattern = self._dialect_paths.match(path)
