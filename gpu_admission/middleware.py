@@ -9,6 +9,7 @@ from typing import Unpack
 
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected
+from gpu_admission.http import websocket
 from gpu_admission.http.intake import AsksForNothing, Intake
 from gpu_admission.http.lifespan import started_with
 from gpu_admission.http.respond import response_for
@@ -41,6 +42,11 @@ class GPUAdmission:
         admission = self.admission
         rule = admission.metering.rule(scope, self._root_path) if scope["type"] == "http" else None
         if rule is None or admission.mode == "off":
+            if scope["type"] == "websocket" and admission.mode != "off":
+                connection = admission.metering.connection(scope, self._root_path)
+                if connection is not None:
+                    await websocket.serve(self.app, admission, connection, scope, receive, send)
+                    return
             if scope["type"] == "lifespan":
                 send = started_with(admission, send)
             await self.app(scope, receive, send)

@@ -97,6 +97,7 @@ class Metering:
         methods: Iterable[str] = DEFAULT_METHODS,
         dialect: str | Dialect | Mapping[str, str | Dialect] | None = None,
         control: Iterable[str] = (),
+        websockets: Iterable[str] = (),
     ) -> None:
         self._by_path: dict[str, Estimator] | None = None
         self._estimator: Estimator | None = None
@@ -109,6 +110,7 @@ class Metering:
             self._estimator = as_estimator(estimator)
         self._routes = None if routes is None else Patterns(routes, name="routes")
         self._exclude = Patterns(exclude, name="exclude")
+        self._websockets = Patterns(websockets, name="websockets")
         self._control = Patterns(control, name="control")
         self._named = {*(self._by_path or ()), *(() if self._routes is None else self._routes.patterns)}
         """Patterns of paths that are metered because the settings say so, a control path among them too."""
@@ -144,6 +146,15 @@ class Metering:
         if method not in self._methods and not self._carries_work(method.upper()):
             return None
         return self._find(scope["path"], root_path or scope.get("root_path", ""))
+
+    def connection(self, scope: Scope, root_path: str = "") -> Rule | None:
+        """The rule for a ``websocket`` scope; ``None``: it is not metered."""
+        path = route_path(scope["path"], root_path or scope.get("root_path", ""))
+        pattern = self._websockets.match(path)
+        if pattern is None or self._by_path is None:
+            return None if pattern is None else Rule(path, pattern, self._estimator, None)
+        named = self._paths.match(path)
+        return Rule(path, pattern, None if named is None else self._by_path[named], None)
 
     def _carries_work(self, method: str) -> bool:
         """Whether a method in capitals is metered.

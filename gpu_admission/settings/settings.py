@@ -133,6 +133,7 @@ class Settings:
     routes: tuple[str, ...] | None = _setting(checks.optional(_paths), None)
     exclude: tuple[str, ...] = _setting(_paths, ())
     control: tuple[str, ...] = _setting(_paths, ())
+    websockets: tuple[str, ...] = _setting(_paths, ())
     methods: tuple[str, ...] = _setting(_methods, DEFAULT_METHODS)
     dialect: str | Dialect | Mapping[str, str | Dialect] | None = _setting(_as_it_is, None)
     lanes: tuple[Lane, ...] = _setting(_lanes, (Lane("default"),))
@@ -189,6 +190,7 @@ class Settings:
             routes=self.routes,
             exclude=self.exclude,
             control=self.control,
+            websockets=self.websockets,
             methods=self.methods,
             dialect=self.dialect,
         )
