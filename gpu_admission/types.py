@@ -215,6 +215,17 @@ class Waiting(msgspec.Struct, frozen=True):
     """Seconds until its bytes should be free; ``None`` = not known."""
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Where one request is in the queue."""
+
+    number: int
+    """From 1, by priority of its lane, then by arrival."""
+    of: int
+    """How many wait in all."""
+    forecast: float | None
+    """Seconds until its bytes should be free; ``None`` = not known."""
+
+
 class LaneSnapshot(msgspec.Struct, frozen=True):
     name: str
     in_use: int

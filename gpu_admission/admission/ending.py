@@ -16,12 +16,14 @@ from gpu_admission.admission.feedback import Feedback
 from gpu_admission.admission.lease import Kind, Lease
 from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.refusals import Refusals
+from gpu_admission.admission.shares import Share
 from gpu_admission.budget.ticket import ENDED, GRANTED
 from gpu_admission.errors import Rejected
 from gpu_admission.guards.exceptions import classify
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock
+from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.types import Device, Outcome
 
@@ -78,20 +80,28 @@ class Endings:
                 return
             if lease.ended or lease.handles:
                 return
-            lease.ended = True
-            turn.depth = 1
-            try:
-                if lease.feedback is not None or lease.outcome[0] != "ok" or self._monitor.is_watching:
-                    self._learn_from(lease)
-            finally:
-                now = self._locked.release_in_turn(lease.ticket)
-                turn.depth = 0
-            if lease.outcome[0] == "ok":
-                self.succeeded_at = now
-        if self._events.observers and lease.ticket.state is ENDED:  # else it was given in mode "off"
+            outlived = lease.share is not None and self._is_outlived(lease)
+            if not outlived:
+                now = self._give_back(lease, turn)
+        if outlived:
+            self._resized(lease)
+        elif self._events.observers and lease.ticket.state is ENDED:  # else it was given in mode "off"
             self._events.of("released", lease, held=now - lease.ticket.granted_at)
         if turn.late:
             turn.catch_up()
+
+    def _give_back(self, lease: Lease, turn: Turn) -> float:
+        lease.ended = True
+        turn.depth = 1
+        try:
+            if lease.feedback is not None or lease.outcome[0] != "ok" or self._monitor.is_watching:
+                self._learn_from(lease)
+        finally:
+            now = self._locked.release_in_turn(lease.ticket)
+            turn.depth = 0
+        if lease.outcome[0] == "ok":
+            self.succeeded_at = now
+        return now
 
     def _learn_from(self, lease: Lease) -> None:
         """Before its bytes are free: the next one starts by what this one has shown."""
@@ -113,10 +123,78 @@ class Endings:
                 rejected = self._refusals.no_room(size)
                 self._refusals.complete(rejected, size)
                 raise rejected
-            if ticket.state is GRANTED:
-                self._locked.change(ticket, size)
-            ticket.bytes = size
-        if self._events.observers and ticket.state is GRANTED:
+            if lease.share is not None:
+                lease.share.cut(size)
+                lease.share.size = size
+            self._hold(lease, size)
+        self._resized(lease)
+
+    def open_share(self, lease: Lease, size: int, around: Share | None) -> Share:
+        """Hold at least ``size`` bytes until the share is closed. Raises ``Rejected``, at once."""
+        with self._locked:
+            if lease.ended:
+                raise RuntimeError("this lease has ended: nothing can be held by it")
+            root = lease.share
+            if root is None:
+                lease.share = root = Share(lease.ticket.bytes)
+            share = (around or root).open(size)
+            before, after = lease.ticket.bytes, root.bytes
+            try:
+                self._check_growth(lease, after)
+            except Rejected:
+                share.close()
+                raise
+            self._hold(lease, after)
+        if after != before:
+            self._resized(lease)
+        return share
+
+    def close_share(self, lease: Lease, share: Share) -> None:
+        """Give back what was held for it alone, and end the lease with the last one that outlives it."""
+        if self._is_ours:
+            self.turn.take(partial(self._close_share, lease, share))
+
+    def _close_share(self, lease: Lease, share: Share) -> None:
+        with self._locked:
+            if not share.is_open:
+                return
+            share.close()
+            if lease.ended or lease.share is None:
+                return
+            before, after = lease.ticket.bytes, lease.share.bytes
+            if after:
+                self._hold(lease, after)
+        if lease.is_over:
+            self.end(lease)
+        if after and after != before:
+            self._resized(lease)
+
+    def _is_outlived(self, lease: Lease) -> bool:
+        """Whether blocks run on after their request: its lease holds what they asked from now on."""
+        root = lease.share
+        if root is None or not root.inside:
+            return False
+        if root.is_open:
+            root.close()
+            self._hold(lease, root.bytes)
+        return True
+
+    def _check_growth(self, lease: Lease, size: int) -> None:
+        ticket, ledger = lease.ticket, self._locked.ledger
+        if self.settings.mode != "enforce" or size <= ticket.bytes or ledger.can_grow(ticket, size):
+            return
+        if size > ledger.largest(ticket.lane):
+            raise self._refusals.too_large(size, ticket.lane)
+        raise self._refusals.no_room(size)
+
+    def _hold(self, lease: Lease, size: int) -> None:
+        ticket = lease.ticket
+        if ticket.state is GRANTED:
+            self._locked.change(ticket, size)
+        ticket.bytes = size
+
+    def _resized(self, lease: Lease) -> None:
+        if self._events.observers and lease.ticket.state is GRANTED:
             self._events.of("resized", lease)
 
     def teach(self, lease: Lease, estimator: Any, info: RequestInfo) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.ticket import WAITING, Ticket
 from gpu_admission.guards.monitor import Monitor
-from gpu_admission.types import DeviceSnapshot, LaneSnapshot, Snapshot, Waiting
+from gpu_admission.types import DeviceSnapshot, LaneSnapshot, Place, Snapshot, Waiting
 
 
 def snapshot_of(
@@ -63,6 +64,22 @@ def queue_of(locked: LockedLedger, most: int) -> tuple[Waiting, ...]:
             name = ledger.lanes[ticket.lane].lane.name
             waiting.append(Waiting(name, ticket.bytes, now - arrived, forecast))
         return tuple(waiting)
+
+
+def place_of(locked: LockedLedger, ticket: Ticket) -> Place | None:
+    """Where ``ticket`` is in the order of ``queue_of``; ``None``: it does not wait."""
+    with locked as ledger:
+        if ticket.state is not WAITING:
+            return None
+        mine = (-ledger.lanes[ticket.lane].lane.priority, ticket.arrived)
+        ahead = [
+            other.bytes
+            for lane in ledger.lanes
+            for other in lane.tickets()
+            if other is not ticket and (-lane.lane.priority, other.arrived) <= mine
+        ]
+        needed = sum(ahead) + ticket.bytes - ledger.available
+        return Place(len(ahead) + 1, ledger.waiting, ledger.drain.seconds(max(needed, ticket.bytes)))
 
 
 def _lanes(ledger: Ledger) -> tuple[LaneSnapshot, ...]:

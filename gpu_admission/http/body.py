@@ -20,8 +20,8 @@ from gpu_admission.admission.context import step_in, step_out
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
-from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
 from gpu_admission.runtime.loop import running_asyncio
+from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive, Scope
 
@@ -217,7 +217,7 @@ class Body(msgspec.Struct, eq=False):
 
     def content(self) -> bytes:
         """The whole body, as it came. One copy, none where it came in one piece."""
-        if len(self._messages) == 1:
+        if self._messages and len(self._messages) == 1:
             body: bytes = self._messages[0].get("body", b"")
             return body
         return b"".join(message.get("body", b"") for message in self._messages)

@@ -15,13 +15,14 @@ import anyio
 
 from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import BufferedBytes, Copies
-from gpu_admission.admission.lease import Lease
+from gpu_admission.admission.context import SCOPE_KEY, enter_block
+from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
 from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.http.charge import ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.clamp import clamp, clamped_body
-from gpu_admission.http.headers import deadline, of_the_body
+from gpu_admission.http.headers import deadline, has_no_body, of_the_body
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
 from gpu_admission.request import RequestInfo
@@ -32,6 +33,10 @@ from gpu_admission.types import Estimate, Receive, Scope
 
 UNPACKED_HERE = 64 * 1024
 """A short body that unpacks to at most this much is read like one that was never packed."""
+
+
+class AsksForNothing(Exception):
+    """A request without a body, on a path that is read by no dialect: it needs no lease."""
 
 
 class Intake:
@@ -68,9 +73,7 @@ class Intake:
         self.admission = admission
         self.rule = rule
         self.scope = scope
-        self.body = Body(
-            receive, admission.buffer, admission.settings, scope, admission.mode != "enforce"
-        )
+        self.body = Body(receive, admission.buffer, admission.settings, scope, admission.mode != "enforce")
         if info is not None:
             self._info = info
             self._is_read = True
@@ -93,6 +96,7 @@ class Intake:
     async def lease(self, *, may_clamp: bool = False) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``.
 
+        Of a request that the rule lets be empty ``AsksForNothing``, too.
         ``may_clamp``: the app will read the body from us, so that it may be rewritten.
         """
         admission = self.admission
@@ -103,7 +107,9 @@ class Intake:
         try:
             if not admission.monitor.is_measured:
                 await admission.entrance.measure()
-            admission.entrance.check_open()
+            empty = self.rule.may_be_empty and has_no_body(self.scope)
+            if not empty:
+                admission.entrance.check_open()
             declared, packed = of_the_body(self.scope)
             if (declared or self._read_size) > admission.settings.max_body_bytes:
                 raise self._too_large(declared or 0)
@@ -112,6 +118,8 @@ class Intake:
                 estimated = await self.estimate(packed, may_clamp=may_clamp)
             elif admission.picks_lanes:
                 self._choose_lane()
+            if empty:  # and costs something all the same
+                admission.entrance.check_open()
             self.needed = estimated.bytes
             self.body.lease = lease = await admission.entrance.acquire(
                 estimated,
@@ -122,9 +130,13 @@ class Intake:
                 route=self.rule.route,
                 gone=self.body.watch,
             )
+            lease.estimator = self.rule.estimator
             if self.rule.learns:
                 admission.endings.teach(lease, self.rule.estimator, self.info)
             return lease
+        except AsksForNothing:
+            self.body.is_free = True
+            raise
         except (Rejected, ClientLeft) as error:
             if admission.mode == "shadow":
                 return await self._unread()
@@ -141,6 +153,27 @@ class Intake:
         finally:
             if self.body.counted:
                 self.body.hand_over()
+
+    async def block(self) -> Block | None:
+        """What the request needs of the lease that it is made under, grown where that is smaller.
+
+        ``None``: the lease was given for this very request. Raises as ``lease`` does.
+        """
+        holder = self.admission.entrance.holder()
+        assert holder is not None
+        if self.scope.get(SCOPE_KEY) is holder.lease and self.rule.estimator is holder.lease.estimator:
+            return None
+        try:
+            self.needed = (self.rule.fixed or await self.estimate(of_the_body(self.scope)[1])).bytes
+            return enter_block(holder, self.needed)
+        except Rejected as rejected:
+            if self.admission.mode == "shadow":
+                return None
+            self.refuse(rejected)
+            raise
+        finally:
+            self.body.hand_over()
+            self.body.is_free = True  # the limits are those of the request around it
 
     async def _unread(self) -> Lease:
         charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
@@ -259,6 +292,8 @@ class Intake:
         """Not less than ``fallback``, nor than the body says to an app that ignores its encoding."""
         fallback = self.admission.settings.fallback
         if fallback is None:
+            if self.rule.may_be_empty and self.body.complete and not self.body.size:
+                raise AsksForNothing
             raise error
         charged = fallback
         if packed and self.body.size:

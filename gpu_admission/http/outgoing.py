@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_admission.admission.context import step_in, step_out
+from gpu_admission.admission.context import Holder, step_in, step_out
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.http.body import Body
@@ -54,7 +54,7 @@ class Response(msgspec.Struct, eq=False):
         if self.kept is not None:
             await self._keep(message)
             return
-        inside: Lease | None = None
+        inside: Holder | None = None
         if is_last:
             self.is_whole = self.start is not None
             inside = step_out(self._lease)

@@ -62,6 +62,14 @@ class Options(TypedDict, total=False):
     """Patterns of the paths that are metered: ``*`` within a segment, ``**`` across. Default: all."""
     exclude: Iterable[str]
     """Patterns of paths that are never metered. Default: none."""
+    control: Iterable[str]
+    """Patterns of calls that steer the server (stop, unload, count) and pass at once, beside those of
+    ``gpu_admission.workloads.CONTROL_PATHS``, which pass unless ``routes`` or ``estimator`` name them
+    word for word. The start line lists all. Default: none."""
+    websockets: Iterable[str]
+    """Patterns of paths whose WebSockets are metered, from accept to close, by an estimator that needs no
+    body; a refused handshake gets the same answer, or close code 1013 where the server can send none.
+    For ``GPUAdmission``. Default: none."""
     methods: Iterable[str]
     """Methods that are metered, in any case. Left as it is, DELETE and unknown ones are too: an app that
     does not look at the method would do their work. Default: POST, PUT, PATCH."""

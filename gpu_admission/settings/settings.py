@@ -132,6 +132,8 @@ class Settings:
     fallback: int | None = _setting(checks.optional(_fallback), None)
     routes: tuple[str, ...] | None = _setting(checks.optional(_paths), None)
     exclude: tuple[str, ...] = _setting(_paths, ())
+    control: tuple[str, ...] = _setting(_paths, ())
+    websockets: tuple[str, ...] = _setting(_paths, ())
     methods: tuple[str, ...] = _setting(_methods, DEFAULT_METHODS)
     dialect: str | Dialect | Mapping[str, str | Dialect] | None = _setting(_as_it_is, None)
     lanes: tuple[Lane, ...] = _setting(_lanes, (Lane("default"),))
@@ -187,6 +189,8 @@ class Settings:
             self.estimator,
             routes=self.routes,
             exclude=self.exclude,
+            control=self.control,
+            websockets=self.websockets,
             methods=self.methods,
             dialect=self.dialect,
         )

@@ -80,7 +80,7 @@ def test_an_option_that_makes_no_sense_is_named(options: dict[str, Any]) -> None
 
 
 # Bytes of 4 rows of 512 tokens in bf16: traces of transformers 5.24's code with two layers at true width.
-TRACED = [
+TRACED: list[tuple[dict[str, Any], int]] = [
     ({"model_type": "bert"}, 35_651_585),
     ({"model_type": "mpnet"}, 99_614_721),
     ({"model_type": "deberta-v2"}, 310_394_880),
