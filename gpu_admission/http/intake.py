@@ -18,6 +18,7 @@ from gpu_admission.admission.buffered import Copies
 from gpu_admission.admission.context import SCOPE_KEY, enter_block
 from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
+from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.http.charge import ask, checked, heard, is_async, read_ahead
@@ -44,6 +45,10 @@ class Intake:
     flow: Any = None
     needed: int | None = None
     """Bytes, once they are estimated."""
+    watch: Callable[[], Awaitable[None]] | None = None
+    """Returns when the client has left; ``None``: the body's own."""
+    queued: Callable[[Ticket], object] | None = None
+    """Called with its place in the queue, where it has to wait."""
     clamped_to: int | None = None
     """The token limit that was set in the body for a hot device."""
     _info: RequestInfo | None = None
@@ -125,7 +130,8 @@ class Intake:
                 timeout=None if self._arrived is None else self._seconds_left(),
                 deadline=self._deadline,
                 route=self.rule.route,
-                gone=self.body.watch,
+                gone=self.watch or self.body.watch,
+                queued=self.queued,
             )
             lease.estimator = self.rule.estimator
             if self.rule.learns:

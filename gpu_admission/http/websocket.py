@@ -35,17 +35,20 @@ async def serve(
     info = RequestInfo(handshake, path=rule.path)
     intake = Intake(admission, rule, handshake, functools.partial(_receive, receive), info=info)
     try:
-        if admission.entrance.held() is not None:
+        is_inside = admission.entrance.held() is not None
+        if is_inside:
             block = await intake.block()
-            await run_inside(app, block, scope, functools.partial(_given, intake.body), send)
-            return
-        lease = await intake.lease()
+        else:
+            lease = await intake.lease()
     except Rejected as rejected:
         await _refuse(rejected, intake, scope, send)
         return
     except ClientLeft:
         return
-    await _run(app, lease, intake.body, scope, send)
+    if is_inside:
+        await run_inside(app, block, scope, functools.partial(_given, intake.body), send)
+    else:
+        await _run(app, lease, intake.body, scope, send)
 
 
 async def _run(app: ASGIApp, lease: Lease, body: Body, scope: Scope, send: Send) -> None:

@@ -288,6 +288,28 @@ async def test_background_tasks_hold_as_the_response_does_in_every_door(door: st
     assert admission.in_use == 0
 
 
+@pytest.mark.parametrize("door", ["middleware", "starlette", "decorator", "dependency"])
+async def test_n_16_a_job_that_outlives_its_request_is_charged_to_its_end_in_every_door(door: str) -> None:
+    admission, done = budget(), anyio.Event()
+
+    async def work() -> None:
+        async with admission.lease(50):
+            await done.wait()
+
+    async with anyio.create_task_group() as group:
+
+        async def start() -> None:
+            group.start_soon(work)
+            await settle()
+
+        assert (await post(background(admission, door, start))).status_code == 200
+        assert admission.in_use == 50
+        with pytest.raises(Rejected):
+            await admission.lease(51, timeout=0).__aenter__()
+        done.set()
+    assert admission.in_use == 0
+
+
 def background(admission: Admission, door: str, work: Any) -> ASGIApp:
     async def endpoint(request: Request) -> Response:
         return PlainTextResponse("ok", background=BackgroundTask(work))
