@@ -10,10 +10,12 @@ from typing import Unpack
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.http import websocket
-from gpu_admission.http.intake import AsksForNothing, Intake
+from gpu_admission.http.charge import AsksForNothing
+from gpu_admission.http.inside import block_for, run_inside
+from gpu_admission.http.intake import Intake
 from gpu_admission.http.lifespan import started_with
 from gpu_admission.http.respond import response_for
-from gpu_admission.http.run import run, run_inside
+from gpu_admission.http.run import run
 from gpu_admission.http.waiting import WhileWaiting, run_merged
 from gpu_admission.rules.patterns import root_path_of
 from gpu_admission.settings import Options
@@ -50,7 +52,7 @@ class GPUAdmission:
         try:
             is_inside = admission.entrance.held() is not None
             if is_inside:
-                block = await intake.block()
+                block = await block_for(intake)
             else:
                 lease = await intake.lease(may_clamp=self._may_clamp)
         except Rejected as rejected:

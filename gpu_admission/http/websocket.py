@@ -14,9 +14,10 @@ from gpu_admission.admission.context import enter
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
 from gpu_admission.http.body import Body
+from gpu_admission.http.inside import block_for, run_inside
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
-from gpu_admission.http.run import end, run_inside
+from gpu_admission.http.run import end
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.rules.metering import Rule
 from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
@@ -37,7 +38,7 @@ async def serve(
     try:
         is_inside = admission.entrance.held() is not None
         if is_inside:
-            block = await intake.block()
+            block = await block_for(intake)
         else:
             lease = await intake.lease()
     except Rejected as rejected:
