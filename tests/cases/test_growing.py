@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gpu_admission import Admission, GPUAdmission, Rejected, TooLarge, current_lease
+from gpu_admission import Admission, GPUAdmission, QueueFull, Rejected, TooLarge, current_lease
 from gpu_admission.admission.shares import Share
 from gpu_admission.serving import job
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
@@ -222,6 +222,20 @@ async def test_a_request_inside_a_request_holds_the_larger_of_both() -> None:
     gate = GPUAdmission(app, admission=admission)
     assert (await post(gate, "/outer")).status_code == 200
     assert seen == [70, 10]
+
+
+async def test_what_an_app_inside_raises_comes_out_as_the_same_object() -> None:
+    admission, raised = budget(), QueueFull("queue_full", "the app's own")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise raised
+
+    inner = GPUAdmission(app, admission=admission)
+    with pytest.raises(QueueFull) as caught:
+        await post(GPUAdmission(inner, admission=admission))
+    assert caught.value is raised
+    assert admission.in_use == 0
+    assert admission.snapshot().counts == {"admitted": 1}
 
 
 # what outlives its request
