@@ -10,10 +10,13 @@ from typing import Unpack
 from gpu_admission.admission import Admission
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.http import websocket
-from gpu_admission.http.intake import AsksForNothing, Intake
+from gpu_admission.http.charge import AsksForNothing
+from gpu_admission.http.inside import block_for, run_inside
+from gpu_admission.http.intake import Intake
 from gpu_admission.http.lifespan import started_with
 from gpu_admission.http.respond import response_for
-from gpu_admission.http.run import run, run_inside
+from gpu_admission.http.run import run
+from gpu_admission.http.waiting import WhileWaiting, run_merged
 from gpu_admission.rules.patterns import root_path_of
 from gpu_admission.settings import Options
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
@@ -42,22 +45,20 @@ class GPUAdmission:
         admission = self.admission
         rule = admission.metering.rule(scope, self._root_path) if scope["type"] == "http" else None
         if rule is None or admission.mode == "off":
-            if scope["type"] == "websocket" and admission.mode != "off":
-                connection = admission.metering.connection(scope, self._root_path)
-                if connection is not None:
-                    await websocket.serve(self.app, admission, connection, scope, receive, send)
-                    return
-            if scope["type"] == "lifespan":
-                send = started_with(admission, send)
-            await self.app(scope, receive, send)
+            await self._pass(scope, receive, send)
             return
         intake = Intake(admission, rule, scope, receive)
+        waiting = WhileWaiting(intake, send) if admission.settings.while_waiting else None
         try:
-            if admission.entrance.held() is not None:
-                await run_inside(self.app, await intake.block(), scope, intake.body, send)
-                return
-            lease = await intake.lease(may_clamp=self._may_clamp)
+            is_inside = admission.entrance.held() is not None
+            if is_inside:
+                block = await block_for(intake)
+            else:
+                lease = await intake.lease(may_clamp=self._may_clamp)
         except Rejected as rejected:
+            if waiting is not None and waiting.has_begun:
+                await waiting.refuse(rejected)
+                return
             await response_for(admission.settings.on_reject, intake.info, rejected)(scope, receive, send)
             return
         except AsksForNothing:
@@ -65,4 +66,21 @@ class GPUAdmission:
             return
         except ClientLeft:
             return
-        await run(self.app, intake, lease, scope, send)
+        if is_inside:
+            await run_inside(self.app, block, scope, intake.body, send)
+        elif waiting is not None and waiting.has_begun:
+            await run_merged(self.app, intake, lease, scope, waiting)
+        else:
+            await run(self.app, intake, lease, scope, send)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What is not metered as a request."""
+        admission = self.admission
+        if scope["type"] == "lifespan":
+            send = started_with(admission, send)
+        elif scope["type"] == "websocket" and admission.mode != "off":
+            rule = admission.metering.connection(scope, self._root_path)
+            if rule is not None:
+                await websocket.serve(self.app, admission, rule, scope, receive, send)
+                return
+        await self.app(scope, receive, send)

@@ -141,6 +141,11 @@ class RequestInfo:
         return self._parts
 
     @property
+    def known_workload(self) -> Workload | None:
+        """``workload``, where it has been read already."""
+        return self._workload
+
+    @property
     def workload(self) -> Workload:
         """What the body asks for. Raises ``UnreadableBody``."""
         if self._workload is None:

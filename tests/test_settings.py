@@ -36,6 +36,7 @@ WRONG: dict[str, list[Any]] = {
     "routes": ["/x", 5, ["x"], [5]],
     "control": ["/x", None, [b"/x"], ["x"]],
     "websockets": ["/x", None, [b"/x"], ["x"]],
+    "while_waiting": ["yes", 1, True],
     "exclude": ["/x", None, [b"/x"]],
     "methods": ["POST", None, [5], [""]],
     "lanes": [

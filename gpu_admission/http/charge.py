@@ -25,6 +25,10 @@ DRAIN_SECONDS = 0.5
 """How often it is looked whether the doors were closed while an estimator is awaited."""
 
 
+class AsksForNothing(Exception):
+    """A request without a body, on a path that is read by no dialect: it needs no lease."""
+
+
 def ask(rule: Rule, info: RequestInfo) -> Estimate | Awaitable[object]:
     """What the estimator of ``rule`` says of ``info``, or the awaitable that it returns.
 

@@ -15,12 +15,12 @@ import anyio
 
 from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import Copies
-from gpu_admission.admission.context import SCOPE_KEY, enter_block
-from gpu_admission.admission.lease import Block, Lease
+from gpu_admission.admission.lease import Lease
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
+from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
-from gpu_admission.http.charge import ask, checked, heard, is_async, read_ahead
+from gpu_admission.http.charge import AsksForNothing, ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.clamp import clamp, clamped_body
 from gpu_admission.http.headers import deadline, has_no_body, of_the_body
 from gpu_admission.http.request_id import name_request
@@ -32,10 +32,6 @@ from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Receive, Scope
 
 
-class AsksForNothing(Exception):
-    """A request without a body, on a path that is read by no dialect: it needs no lease."""
-
-
 class Intake:
     """One request on its way to a lease. ``body`` is the ``receive`` for the app behind."""
 
@@ -44,6 +40,10 @@ class Intake:
     flow: Any = None
     needed: int | None = None
     """Bytes, once they are estimated."""
+    watch: Callable[[], Awaitable[None]] | None = None
+    """Returns when the client has left; ``None``: the body's own."""
+    queued: Callable[[Ticket], object] | None = None
+    """Called with its place in the queue, where it has to wait."""
     clamped_to: int | None = None
     """The token limit that was set in the body for a hot device."""
     _info: RequestInfo | None = None
@@ -125,7 +125,8 @@ class Intake:
                 timeout=None if self._arrived is None else self._seconds_left(),
                 deadline=self._deadline,
                 route=self.rule.route,
-                gone=self.body.watch,
+                gone=self.watch or self.body.watch,
+                queued=self.queued,
             )
             lease.estimator = self.rule.estimator
             if self.rule.learns:
@@ -150,27 +151,6 @@ class Intake:
         finally:
             if self.body.counted:
                 self.body.hand_over()
-
-    async def block(self) -> Block | None:
-        """What the request needs of the lease that it is made under, grown where that is smaller.
-
-        ``None``: the lease was given for this very request. Raises as ``lease`` does.
-        """
-        holder = self.admission.entrance.holder()
-        assert holder is not None
-        if self.scope.get(SCOPE_KEY) is holder.lease and self.rule.estimator is holder.lease.estimator:
-            return None
-        try:
-            self.needed = (self.rule.fixed or await self.estimate(of_the_body(self.scope)[1])).bytes
-            return enter_block(holder, self.needed)
-        except Rejected as rejected:
-            if self.admission.mode == "shadow":
-                return None
-            self.refuse(rejected)
-            raise
-        finally:
-            self.body.hand_over()
-            self.body.is_free = True  # the limits are those of the request around it
 
     async def _unread(self) -> Lease:
         charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))

@@ -6,13 +6,13 @@ come by is ``intake``'s business, what passes on its way out ``outgoing``'s.
 
 from __future__ import annotations
 
-from gpu_admission.admission.context import enter, leave, leave_block
-from gpu_admission.admission.lease import Block, Lease
+from gpu_admission.admission.context import enter, leave
+from gpu_admission.admission.lease import Lease
 from gpu_admission.http.body import Body
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.outgoing import Response, shaped
 from gpu_admission.http.rescue import rescue
-from gpu_admission.types import ASGIApp, Receive, Scope, Send
+from gpu_admission.types import ASGIApp, Scope, Send
 
 
 async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Send) -> None:
@@ -35,19 +35,6 @@ async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Se
         raise
     finally:
         end(lease, body, scope)
-
-
-async def run_inside(app: ASGIApp, block: Block | None, scope: Scope, receive: Receive, send: Send) -> None:
-    """Run ``app`` for a request that is made under another's lease; ``block`` is what it needs of that."""
-    try:
-        await app(scope, receive, send)
-    except BaseException as error:
-        if block is not None:
-            leave_block(block, error)
-        raise
-    else:
-        if block is not None:
-            leave_block(block)
 
 
 def end(lease: Lease, body: Body, scope: Scope) -> None:

@@ -14,9 +14,10 @@ from gpu_admission.admission.context import enter
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
 from gpu_admission.http.body import Body
+from gpu_admission.http.inside import block_for, run_inside
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
-from gpu_admission.http.run import end, run_inside
+from gpu_admission.http.run import end
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.rules.metering import Rule
 from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,17 +36,20 @@ async def serve(
     info = RequestInfo(handshake, path=rule.path)
     intake = Intake(admission, rule, handshake, functools.partial(_receive, receive), info=info)
     try:
-        if admission.entrance.held() is not None:
-            block = await intake.block()
-            await run_inside(app, block, scope, functools.partial(_given, intake.body), send)
-            return
-        lease = await intake.lease()
+        is_inside = admission.entrance.held() is not None
+        if is_inside:
+            block = await block_for(intake)
+        else:
+            lease = await intake.lease()
     except Rejected as rejected:
         await _refuse(rejected, intake, scope, send)
         return
     except ClientLeft:
         return
-    await _run(app, lease, intake.body, scope, send)
+    if is_inside:
+        await run_inside(app, block, scope, functools.partial(_given, intake.body), send)
+    else:
+        await _run(app, lease, intake.body, scope, send)
 
 
 async def _run(app: ASGIApp, lease: Lease, body: Body, scope: Scope, send: Send) -> None:

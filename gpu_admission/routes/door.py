@@ -19,9 +19,10 @@ from gpu_admission.admission.feedback import bind
 from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.errors import AdmissionError, ClientLeft, Rejected
+from gpu_admission.http.inside import block_for, run_inside
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
-from gpu_admission.http.run import end, run, run_inside
+from gpu_admission.http.run import end, run
 from gpu_admission.request import Estimator
 from gpu_admission.routes.generators import Steps
 from gpu_admission.routes.readalready import read_already, read_from
@@ -51,7 +52,7 @@ class Door:
         intake = self._intake(request)
         held = self.admission.entrance.held()
         if held is not None:
-            block = await self._or_answer(intake.block(), intake, request)
+            block = await self._or_answer(block_for(intake), intake, request)
             try:
                 yield held
             finally:
@@ -85,7 +86,7 @@ class Door:
         intake = self._intake(request)
         try:
             if held is not None:
-                block = await intake.block()
+                block = await block_for(intake)
             else:
                 lease = await intake.lease()
         except Rejected as rejected:

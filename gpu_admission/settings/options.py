@@ -130,6 +130,10 @@ class Options(TypedDict, total=False):
     on_fault: Literal["close", "exit"] | Callable[[str], object]
     """What a device fault brings beside the closed door: ``"exit"`` ends the process so that it is
     restarted; a callable is given the reason. Default: close."""
+    while_waiting: Literal["sse"] | None
+    """``"sse"`` keeps a client that asked for an event stream alive: after three seconds in the queue the
+    stream begins, with comments that tell place and forecast, and a refusal is then its error event. For
+    ``GPUAdmission``. Default: nothing is sent before the decision."""
     oom_event: bool
     """Send the dialect's error event when a stream that has begun runs out of memory. For
     ``GPUAdmission``; a FastAPI dependency can't see the stream. Default: False."""

@@ -161,6 +161,7 @@ class Settings:
     on_fault: Literal["close", "exit"] | Callable[[str], object] = _setting(
         checks.word_or_callable("close", "exit"), "close"
     )
+    while_waiting: Literal["sse"] | None = _setting(checks.optional(checks.word("sse")), None)
     oom_event: bool = _setting(checks.flag, False)
     oom_status: int | None = _setting(checks.optional(_status), None)
     clamp_new_tokens: bool = _setting(checks.flag, False)

@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from gpu_admission import Admission, GPUAdmission, Rejected, TooLarge, current_lease
+from gpu_admission import Admission, GPUAdmission, QueueFull, Rejected, TooLarge, current_lease
 from gpu_admission.admission.shares import Share
 from gpu_admission.serving import job
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
@@ -224,6 +224,20 @@ async def test_a_request_inside_a_request_holds_the_larger_of_both() -> None:
     assert seen == [70, 10]
 
 
+async def test_what_an_app_inside_raises_comes_out_as_the_same_object() -> None:
+    admission, raised = budget(), QueueFull("queue_full", "the app's own")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise raised
+
+    inner = GPUAdmission(app, admission=admission)
+    with pytest.raises(QueueFull) as caught:
+        await post(GPUAdmission(inner, admission=admission))
+    assert caught.value is raised
+    assert admission.in_use == 0
+    assert admission.snapshot().counts == {"admitted": 1}
+
+
 # what outlives its request
 
 
@@ -285,6 +299,28 @@ async def test_background_tasks_hold_as_the_response_does_in_every_door(door: st
 
     assert (await post(background(admission, door, work))).status_code == 200
     assert seen == [10, 50]
+    assert admission.in_use == 0
+
+
+@pytest.mark.parametrize("door", ["middleware", "starlette", "decorator", "dependency"])
+async def test_n_16_a_job_that_outlives_its_request_is_charged_to_its_end_in_every_door(door: str) -> None:
+    admission, done = budget(), anyio.Event()
+
+    async def work() -> None:
+        async with admission.lease(50):
+            await done.wait()
+
+    async with anyio.create_task_group() as group:
+
+        async def start() -> None:
+            group.start_soon(work)
+            await settle()
+
+        assert (await post(background(admission, door, start))).status_code == 200
+        assert admission.in_use == 50
+        with pytest.raises(Rejected):
+            await admission.lease(51, timeout=0).__aenter__()
+        done.set()
     assert admission.in_use == 0
 
 

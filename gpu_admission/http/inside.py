@@ -1,0 +1,51 @@
+"""A request that is made under another's lease: what it needs of that, held while it runs.
+
+Owns the way in and out of such a request. It never waits, and is never refused for what others
+hold before it is known to need more than the lease around it has.
+"""
+
+from __future__ import annotations
+
+from gpu_admission.admission.context import SCOPE_KEY, enter_block, leave_block
+from gpu_admission.admission.lease import Block
+from gpu_admission.errors import Rejected
+from gpu_admission.http.headers import of_the_body
+from gpu_admission.http.intake import Intake
+from gpu_admission.types import ASGIApp, Receive, Scope, Send
+
+
+async def block_for(intake: Intake) -> Block | None:
+    """What the request needs of the lease around it, which grows where it is smaller.
+
+    ``None``: that lease was given for this very request. Raises as ``Intake.lease`` does.
+    """
+    holder = intake.admission.entrance.holder()
+    assert holder is not None
+    rule, body, scope = intake.rule, intake.body, intake.scope
+    if scope.get(SCOPE_KEY) is holder.lease and rule.estimator is holder.lease.estimator:
+        return None
+    try:
+        estimated = rule.fixed or await intake.estimate(of_the_body(scope)[1])
+        intake.needed = estimated.bytes
+        return enter_block(holder, estimated.bytes)
+    except Rejected as rejected:
+        if intake.admission.mode == "shadow":
+            return None
+        intake.refuse(rejected)
+        raise
+    finally:
+        body.hand_over()
+        body.is_free = True  # the limits are those of the request around it
+
+
+async def run_inside(app: ASGIApp, block: Block | None, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run ``app`` for a request that ``block`` was opened for."""
+    try:
+        await app(scope, receive, send)
+    except BaseException as error:
+        if block is not None:
+            leave_block(block, error)
+        raise
+    else:
+        if block is not None:
+            leave_block(block)
