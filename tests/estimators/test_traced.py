@@ -216,7 +216,7 @@ def test_the_command_prints_terms_and_writes_a_file(
     assert main(["trace", str(tmp_path), "-o", str(tmp_path / "t.json")]) == 0
     said = capsys.readouterr().out
     assert "prefill: the highest of" in said
-    assert "not in it: workspaces of kernels" in said
+    assert "not seen: workspaces of kernels, fragmentation; 5% is on top" in said
     assert Traced.load(tmp_path / "t.json").estimate(Workload(prompt_tokens=9)).bytes > 0
 
 
