@@ -358,6 +358,16 @@ def test_a_resnet_50_takes_what_it_really_takes_on_a_cpu() -> None:
     )
 
 
+def test_a_picture_of_odd_sides_is_not_below_what_its_rounded_up_maps_take() -> None:
+    def call(width: int, height: int) -> Any:
+        return torch.zeros(1, 3, height, width)
+
+    traced = Traced.of(lambda: torch.nn.Conv2d(3, 16, 3, stride=4, padding=1), call, inputs=False, margin=0)
+    for width, height in ((223, 225), (1021, 501)):
+        map_bytes = 16 * -(-width // 4) * -(-height // 4) * 4
+        assert traced.estimate(Workload(width=width, height=height)).bytes >= map_bytes
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_whisper_takes_what_it_really_takes_on_a_cpu() -> None:
