@@ -216,7 +216,7 @@ def test_the_command_prints_terms_and_writes_a_file(
     assert main(["trace", str(tmp_path), "-o", str(tmp_path / "t.json")]) == 0
     said = capsys.readouterr().out
     assert "prefill: the highest of" in said
-    assert "not in it: workspaces of kernels" in said
+    assert "not seen: workspaces of kernels, fragmentation; 5% is on top" in said
     assert Traced.load(tmp_path / "t.json").estimate(Workload(prompt_tokens=9)).bytes > 0
 
 
@@ -356,6 +356,16 @@ def test_a_resnet_50_takes_what_it_really_takes_on_a_cpu() -> None:
     assert traced.estimate(Workload(sequences=2, width=256, height=192)).bytes == pytest.approx(
         real, rel=0.03
     )
+
+
+def test_a_picture_of_odd_sides_is_not_below_what_its_rounded_up_maps_take() -> None:
+    def call(width: int, height: int) -> Any:
+        return torch.zeros(1, 3, height, width)
+
+    traced = Traced.of(lambda: torch.nn.Conv2d(3, 16, 3, stride=4, padding=1), call, inputs=False, margin=0)
+    for width, height in ((223, 225), (1021, 501)):
+        map_bytes = 16 * -(-width // 4) * -(-height // 4) * 4
+        assert traced.estimate(Workload(width=width, height=height)).bytes >= map_bytes
 
 
 @pytest.mark.slow

@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--sampling", choices=("greedy", "top_k", "top_p"), default="top_p", help="(default %(default)s)")
     add("--beams", type=int, default=1, metavar="N", help="beam width (default 1)")
+    add("--no-images", action="store_true", help="the server takes no images, though the model could")
     example = parser.add_argument_group("the request that is printed").add_argument
     example("--prompt", type=int, default=1024, metavar="TOKENS", help="(default %(default)s)")
     example("--new", type=int, default=256, metavar="TOKENS", help="(default %(default)s)")
@@ -80,6 +81,7 @@ def _trace(options: argparse.Namespace) -> Traced:
         experts=options.experts,
         sampling=options.sampling,
         beams=options.beams,
+        vision=None if options.no_images else "config",
     )
 
 
@@ -111,4 +113,4 @@ def _phase(phase: Phase) -> list[str]:
 
 
 def _unseen(traced: Traced) -> list[str]:
-    return [f"  not in it: workspaces of kernels, fragmentation (margin={traced.margin:g})"]
+    return [f"  not seen: workspaces of kernels, fragmentation; {traced.margin:.0%} is on top for them"]

@@ -114,7 +114,7 @@ def _traced_phase(
     fitted = _fitted(phase, own, lambda sizes: traced(sizes | others)[phase.name])
     points = list(_checks(own))
     checks = [(_values(phase, own, s), _highest(traced(s | others)[phase.name])) for s in points]
-    fitted, errors = _stepped(fitted, checks)
+    fitted, errors = _stepped(fitted, own, checks)
     return fitted, list(zip(errors, points, strict=True))
 
 
@@ -192,12 +192,12 @@ def _highest(record: Record) -> int:
     return max(max(sizes) for sizes in record.values())
 
 
-def _stepped(phase: Phase, checks: Sequence[_Check]) -> tuple[Phase, list[float]]:
+def _stepped(phase: Phase, axes: Sequence[Axis], checks: Sequence[_Check]) -> tuple[Phase, list[float]]:
     """``phase``, with the chunk that it pads to where the checks tell of one, and never below them."""
     errors = _errors(phase, checks)
     if min(errors) >= -_CLOSE:
         return phase, errors
-    tries = [structs.replace(phase, steps=steps) for steps in _one_step(len(phase.axes))]
+    tries = [structs.replace(phase, steps=steps) for steps in _one_step(axes)]
     enough = [(e, t) for t in tries if min(e := _errors(t, checks)) >= -_CLOSE]
     if enough:
         best = min(enough, key=lambda pair: max(pair[0]))
@@ -205,9 +205,11 @@ def _stepped(phase: Phase, checks: Sequence[_Check]) -> tuple[Phase, list[float]
     return _raised(phase, 1 / (1 + min(errors))), errors
 
 
-def _one_step(axes: int) -> Iterator[tuple[int, ...]]:
-    for step, axis in product(_STEPS, range(axes)):
-        yield tuple(step if i == axis else 1 for i in range(axes))
+def _one_step(axes: Sequence[Axis]) -> Iterator[tuple[int, ...]]:
+    """Of one axis, and of all that are alike, as the sides of a picture are."""
+    kinds = [(axis.degree, axis.unit, axis.least) for axis in axes]
+    for step, kind in product(_STEPS, dict.fromkeys(kinds)):
+        yield tuple(step if k == kind else 1 for k in kinds)
 
 
 def _errors(phase: Phase, checks: Sequence[_Check]) -> list[float]:

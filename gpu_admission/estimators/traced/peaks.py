@@ -83,6 +83,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     size: tuple[int, int] | None
     max_pixels: int | None
     together: bool
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, vision: Vision) -> Tower:
@@ -96,6 +97,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
             size=vision.size,
             max_pixels=most,
             together=vision.together,
+            notes=vision.notes,
         )
 
     def vision(self) -> Vision:

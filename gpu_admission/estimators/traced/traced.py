@@ -24,6 +24,7 @@ from gpu_admission.types import Estimate, Workload
 MARGIN: Final = 0.05
 """For the allocator: of the published peaks of Qwen2.5 at 0.5B, 1.5B and 7B, none is above the trace
 by more than this from one prompt length to the next."""
+_UNSEEN: Final = "images are not counted: only the text of the model was traced"
 
 
 class Traced:
@@ -45,6 +46,7 @@ class Traced:
         self._factor = 1 + margin
         self._plain = not margin and not self.constant
         self._tower = trace.tower.vision() if trace.tower else None
+        self._image_notes = (_UNSEEN,) if trace.text_only else trace.tower.notes if trace.tower else ()
         readers = _readers(trace)
         self._phases = [
             (i, p.new_tokens, p.prompt_logprobs, [readers.get(n) or feature(n) for n in p.axes], reader(p))
@@ -147,7 +149,8 @@ class Traced:
         ``lambda sequences, width, height: torch.zeros(sequences, 3, height, width)``. It returns a
         tensor, a ``tuple`` of arguments, or a ``dict`` of keyword arguments.
 
-        - ``axes``: more of a size, ``{"width": Axis("width", degree=1, unit=32)}``.
+        - ``axes``: more of a size, ``{"width": Axis("width", degree=1, unit=32)}``, where ``Axis`` is
+          in ``gpu_admission.estimators.traced.grid``.
         - ``inputs``: the tensors that ``call`` makes count too, as they do where they lie on the device.
         - ``device``: on a ``"cpu"`` a convolution also holds a copy of its weights and its input; what
           cuDNN holds can't be known without the card.
@@ -186,8 +189,8 @@ class Traced:
         notes = self._notes[phase]
         if workload.defaulted:
             notes += assumed(workload)
-        if workload.images and self.trace.text_only:
-            notes += ("images are not counted: only the text of the model was traced",)
+        if workload.images:
+            notes += self._image_notes
         if self._plain:
             return Estimate(clamp(size), None, "device", parts, notes)
         charged = clamp((min(size, MAX_BYTES) + self.constant) * self._factor)

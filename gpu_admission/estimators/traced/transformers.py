@@ -83,7 +83,7 @@ def _tower(built: Built, vision: Vision | Literal["config"] | None) -> Tower | N
     except ValueError as error:
         raise ValueError(
             f"what images take can't be read from the config of {built.config.model_type} ({error}): "
-            "give vision=Vision(...), or vision=None where the server takes no images"
+            "give vision=Vision(...), or vision=None (--no-images) where the server takes none"
         ) from None
     built.notes.add("only the text was traced: images are estimated by the formula of Vision")
     return Tower.of(found)
