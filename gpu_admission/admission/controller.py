@@ -27,6 +27,7 @@ from gpu_admission.admission.shadow import ShadowSummary
 from gpu_admission.admission.snapshots import queue_of, snapshot_of
 from gpu_admission.admission.startup import Startup
 from gpu_admission.admission.waiting import wake
+from gpu_admission.bodies.share import StepShare
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.guards.monitor import Monitor, given_devices
 from gpu_admission.runtime.fork import in_child
@@ -73,6 +74,7 @@ class Admission:
         home = Home()
         self.locked = LockedLedger(self._ledger(max(1, len(devices))), partial(wake, home))
         self.buffer = BufferedBytes(settings.max_buffered_bytes)
+        self.share = StepShare()
         self.monitor = Monitor(settings, devices, self.locked)
         if self._capacity != settings.capacity:
             self.monitor.fix_capacity()

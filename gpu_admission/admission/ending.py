@@ -6,7 +6,6 @@ garbage collection a lease ends in. When it may end is the lease's business.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -23,11 +22,10 @@ from gpu_admission.guards.exceptions import classify
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.types import Device, Outcome
-
-logger = logging.getLogger("gpu_admission")
 
 
 class Endings:
@@ -213,8 +211,8 @@ class Endings:
             return "client", name
         try:
             kind = (self.settings.classify or classify)(error)
-        except Exception:
-            logger.exception("classify failed on %s: it counts as an error", name)
+        except Exception as failure:
+            log_failure(f"classify failed on {name}", failure, "it counts as an error")
             return "error", name
         return kind if kind in ("oom", "fault") else "error", name
 

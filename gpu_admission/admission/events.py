@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -10,9 +9,9 @@ from typing import Literal, TypeAlias
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.runtime import clock
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import Event, Observer
 
-logger = logging.getLogger("gpu_admission")
 LeaseEvent: TypeAlias = Literal["admitted", "resized", "released", "shadow"]
 
 
@@ -88,5 +87,5 @@ class Events:
         for observer in self.observers:
             try:
                 observer(event)
-            except Exception:
-                logger.exception("observer %r failed", observer)
+            except Exception as error:
+                log_failure(f"observer {observer!r} failed", error, "the event is lost to it")

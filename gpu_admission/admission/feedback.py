@@ -7,15 +7,13 @@ estimator's.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.request import Estimator, RequestInfo
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import Estimate
-
-logger = logging.getLogger("gpu_admission")
 
 
 class Feedback:
@@ -35,8 +33,8 @@ class Feedback:
         self._fails = False
         try:
             self._begin(info)
-        except Exception:
-            self._failed()
+        except Exception as error:
+            self._failed(error)
 
     def _begin(self, info: RequestInfo) -> None:
         self._route = self._estimator.route_of(info)
@@ -51,12 +49,13 @@ class Feedback:
             return
         try:
             self._end(peak, outcome)
-        except Exception:
-            self._failed()
+        except Exception as error:
+            self._failed(error)
 
-    def _failed(self) -> None:
+    def _failed(self, error: Exception) -> None:
         self._fails = True
-        logger.exception("%r could not learn what a request took", type(self._estimator).__name__)
+        name = type(self._estimator).__name__
+        log_failure(f"{name!r} could not learn what a request took: it failed", error, "nothing is learned")
 
     def _end(self, peak: int | None, outcome: str) -> None:
         if peak is None and self._meter and self._ledger.grants == self._grants:

@@ -16,6 +16,7 @@ from typing import Literal, TypeAlias
 from gpu_admission.devices.capacity import Capacity
 from gpu_admission.guards.device import DeviceGuard
 from gpu_admission.guards.verdict import Verdict, limit_of, together, verdict_of
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import Device, DeviceReading, Guard, Outcome
 
 logger = logging.getLogger("gpu_admission")
@@ -57,8 +58,8 @@ class Watched:
             try:
                 if isinstance(guard, DeviceGuard):
                     guard.begin(measured, overcommit=overcommit)
-            except Exception:
-                logger.exception("guard %r failed to begin", guard.name)
+            except Exception as error:
+                log_failure(f"guard {guard.name!r} failed to begin", error, "it is asked all the same")
 
     def ask(
         self,
@@ -82,10 +83,10 @@ class Watched:
         try:
             limit = limit_of(guard, readings, outcomes, now)
             verdict = verdict_of(guard.name, limit)
-        except Exception:
+        except Exception as error:
             if guard.name not in self.failing:
                 self.failing.add(guard.name)
-                logger.exception("guard %r failed: it has no say until it works again", guard.name)
+                log_failure(f"guard {guard.name!r} failed", error, "it has no say until it works again")
             return Verdict()
         self.failing.discard(guard.name)
         if limit.action is not None:

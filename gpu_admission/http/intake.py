@@ -17,6 +17,7 @@ from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import Copies
 from gpu_admission.admission.lease import Lease
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
+from gpu_admission.bodies.share import UNCOUNTED_BYTES
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
@@ -24,7 +25,7 @@ from gpu_admission.http.charge import AsksForNothing, ask, checked, heard, is_as
 from gpu_admission.http.clamp import clamp, clamped_body
 from gpu_admission.http.headers import deadline, has_no_body, of_the_body
 from gpu_admission.http.request_id import name_request
-from gpu_admission.http.unpack import is_short, unpack
+from gpu_admission.http.unpack import UNPACKED_HERE, is_short, unpack
 from gpu_admission.request import RequestInfo
 from gpu_admission.rules.metering import Rule
 from gpu_admission.runtime.failure import log_failure
@@ -184,6 +185,8 @@ class Intake:
                 if may_clamp and not packed and self.admission.monitor.clamp is not None:
                     await self._clamp(self.admission.monitor.clamp)
             small = not packed and body.size <= SMALL_BYTES
+            if body.size > UNCOUNTED_BYTES and small and not self.admission.share.has_room(body.size):
+                await self.admission.share.enter(body.size)
             result = self._decided() if small else await self._decide(packed)
             return result if isinstance(result, Estimate) else checked(await self._awaited(result))
         except UnreadableBody as error:
@@ -213,10 +216,13 @@ class Intake:
         """
         size = self.body.size
         if packed and size:
-            if size <= SMALL_BYTES and is_short(self.body.content(), packed, self.admission.buffer):
-                return self._decided()
+            if size <= SMALL_BYTES:
+                await self.admission.share.enter(UNPACKED_HERE)
+                if is_short(self.body.content(), packed, self.admission.buffer):
+                    return self._decided()
             size = self.admission.settings.max_body_bytes  # which it may unpack to
         elif not is_large(size, self.info.dialect):
+            await self.admission.share.enter(size)
             return self._decided()
         if not is_async(self.rule):
             result: Estimate | Awaitable[object] = (await self._aside(self._decided_aside, size))[0]

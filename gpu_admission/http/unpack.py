@@ -15,7 +15,7 @@ from gpu_admission.admission.buffered import BufferedBytes, Copies
 from gpu_admission.errors import Rejected, TooLarge, UnreadableBody
 from gpu_admission.sizes import format_bytes
 
-UNPACKED_HERE = 64 * 1024
+UNPACKED_HERE = 16 * 1024
 """A short body that unpacks to at most this much is read like one that was never packed."""
 _STEP = 256 * 1024
 _DEEPEST = 3

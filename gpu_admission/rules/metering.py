@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpu_admission.request import Dialect, Estimator, RequestInfo
-from gpu_admission.rules.patterns import Patterns, route_path
+from gpu_admission.rules.patterns import Patterns, plain_path, route_path
 from gpu_admission.sizes import parse_bytes
 from gpu_admission.types import Estimate, Scope
 from gpu_admission.workloads.choice import dialect as dialect_named
@@ -187,6 +187,12 @@ class Metering:
 
     def _rule(self, path: str, root_path: str) -> Rule | None:
         path = route_path(path, root_path)
+        if "//" in path or "/." in path:
+            # A proxy behind (httpx, Go) asks its upstream for the plain path: that one's rule comes first.
+            return self._rule_of(plain_path(path)) or self._rule_of(path)
+        return self._rule_of(path)
+
+    def _rule_of(self, path: str) -> Rule | None:
         return None if self._steers(path) else self._metered(path)
 
     def _steers(self, path: str) -> bool:

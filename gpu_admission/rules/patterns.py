@@ -5,6 +5,7 @@ Owns the one answer to "which path is this": the path that the app's own router 
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable
 
@@ -21,6 +22,11 @@ def route_path(path: str, root_path: str) -> str:
     if root_path and path.startswith(root_path) and path[len(root_path) : len(root_path) + 1] in ("", "/"):
         path = path[len(root_path) :]
     return path.rstrip("/") or "/" if path.endswith("/") or not path else path
+
+
+def plain_path(path: str) -> str:
+    """``path`` without empty, ``.`` and ``..`` segments, as proxies and some routers make it."""
+    return posixpath.normpath("/" + path.lstrip("/"))
 
 
 def root_path_of(app: object) -> str:

@@ -8,14 +8,12 @@ What is changed is the owner's business.
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.runtime.fork import in_child
-
-logger = logging.getLogger("gpu_admission")
 
 
 class Turn:
@@ -79,5 +77,5 @@ class Turn:
     def _do(self, change: Callable[[], object]) -> None:
         try:
             change()
-        except Exception:  # of nobody's who is here: it must not fail the one whose turn it was
-            logger.exception("what came in the middle of another change failed")
+        except Exception as error:  # of nobody's who is here: it must not fail the one whose turn it was
+            log_failure("what came in the middle of another change failed", error, "it is left out")

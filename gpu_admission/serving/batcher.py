@@ -7,7 +7,6 @@ closes is in ``line``, who shares a batch in ``packing``, what pays for it in ``
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -19,6 +18,7 @@ from gpu_admission.admission import Admission
 from gpu_admission.admission.refusals import retry_after
 from gpu_admission.errors import QueueFull, Rejected, TooLarge, Unavailable
 from gpu_admission.guards.exceptions import classify
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.runtime.loop import is_running, running_loop
 from gpu_admission.runtime.task import spawn
 from gpu_admission.serving.call import Batch, BatchEvent, Call, ClosedBy, Ending, enter_batch, is_inside
@@ -31,8 +31,6 @@ from gpu_admission.serving.run import Run
 from gpu_admission.serving.settings import check_callable, check_seconds, check_share
 from gpu_admission.serving.waitingcalls import Line
 from gpu_admission.settings.checks import count
-
-logger = logging.getLogger("gpu_admission")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -368,8 +366,8 @@ class Batcher(Generic[Item, Result]):
             return
         try:
             self._observer(run.event(self.name, anyio.current_time()))
-        except Exception:
-            logger.exception("the observer of %s failed", self.name)
+        except Exception as error:
+            log_failure(f"the observer of {self.name} failed", error, "the event is lost to it")
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"

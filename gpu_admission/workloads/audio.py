@@ -19,6 +19,9 @@ _EXTENSIBLE = 0xFFFE
 _EXTENSIBLE_BYTES = 40
 _SAMPLE_BITS: Final = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
 """Bits of a sample in PCM, floats, and the two companded forms, which are all of fixed length."""
+_MOST_SAMPLES: Final = 768_000
+"""Samples a second, in each channel, that a recording may state: no device makes more. An app that does
+not resample hands the model every sample, however short the header says they play."""
 _SOUNDS = (b"RIFF", b"ID3", b"OggS", b"fLaC", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"\xff\xf1")
 
 
@@ -77,6 +80,7 @@ def _rate(order: str, chunk: bytes) -> int:
     if kind == _EXTENSIBLE and len(chunk) >= _EXTENSIBLE_BYTES:
         (kind,) = struct.unpack_from(f"{order}H", chunk, 24)
     computed: int = samples * channels * bits // 8
-    if bits not in _SAMPLE_BITS.get(kind, ()) or block * 8 != channels * bits:
+    is_odd = block * 8 != channels * bits or samples > _MOST_SAMPLES
+    if bits not in _SAMPLE_BITS.get(kind, ()) or is_odd:
         return 0
     return min(computed, said or computed)

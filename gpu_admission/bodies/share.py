@@ -1,0 +1,40 @@
+"""How many bytes of bodies one step of an event loop reads by itself.
+
+Owns the share of small bodies, which are read at once and in no thread: a hundred of them that come
+in one step would hold up everything else a hundred times as long as one. Large bodies are ``large``'s.
+"""
+
+from __future__ import annotations
+
+import anyio.lowlevel
+
+STEP_BYTES = 32 * 1024
+"""As much as one body may have that is read without a thread."""
+UNCOUNTED_BYTES = 512
+"""A body of so few bytes costs less than counting it would be worth."""
+
+
+class StepShare:
+    """The bytes that were read since somebody last waited for the loop's next step."""
+
+    __slots__ = ("_read", "_step")
+
+    def __init__(self) -> None:
+        self._read = 0
+        self._step = 0
+
+    def has_room(self, size: int) -> bool:
+        """Whether ``size`` bytes may be read now; if so they are counted."""
+        if self._read and self._read + size > STEP_BYTES:
+            return False
+        self._read += size
+        return True
+
+    async def enter(self, size: int) -> None:
+        """Return in a step of the loop that has room for ``size`` bytes, which are counted."""
+        while not self.has_room(size):
+            step = self._step
+            await anyio.lowlevel.checkpoint()
+            if step == self._step:  # nobody else has seen this step begin
+                self._step += 1
+                self._read = 0
