@@ -142,12 +142,6 @@ async def outside(lease: Lease, call: Callable[[*Arguments], Awaitable[T]], *arg
         _current.set(inside)
 
 
-def step_out(lease: Lease) -> Holder | None:
-    """Leave ``lease`` for a call into the server (see ``outside``); ``step_in`` takes what this returns."""
-    inside = _current.get()
-    _current.set(lease.outer)
-    return inside
-
-
 step_in: Callable[[Holder | None], object] = _current.set
-"""Undo ``step_out``. The variable's own method: each part of a response passes here."""
+"""Make a lease the innermost one, as ``outside`` does and undoes. The variable's own method: each
+request passes here several times."""
