@@ -91,7 +91,8 @@ def _started_alike(task: anyio.TaskInfo, other: anyio.TaskInfo) -> bool:
 
 def enter(lease: Lease, scope: Scope | None = None) -> None:
     """Make ``lease`` the current one of this context, and of its request's ``scope``."""
-    lease.outer = _open(_current.get())
+    around = _current.get()
+    lease.outer = None if around is None else _open(around)
     lease.task_id = running_task() or 0
     _current.set(lease)
     if scope is not None:
