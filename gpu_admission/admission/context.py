@@ -91,7 +91,8 @@ def _started_alike(task: anyio.TaskInfo, other: anyio.TaskInfo) -> bool:
 
 def enter(lease: Lease, scope: Scope | None = None) -> None:
     """Make ``lease`` the current one of this context, and of its request's ``scope``."""
-    lease.outer = _open(_current.get())
+    around = _current.get()
+    lease.outer = None if around is None else _open(around)
     lease.task_id = running_task() or 0
     _current.set(lease)
     if scope is not None:
@@ -142,12 +143,6 @@ async def outside(lease: Lease, call: Callable[[*Arguments], Awaitable[T]], *arg
         _current.set(inside)
 
 
-def step_out(lease: Lease) -> Holder | None:
-    """Leave ``lease`` for a call into the server (see ``outside``); ``step_in`` takes what this returns."""
-    inside = _current.get()
-    _current.set(lease.outer)
-    return inside
-
-
 step_in: Callable[[Holder | None], object] = _current.set
-"""Undo ``step_out``. The variable's own method: each part of a response passes here."""
+"""Make a lease the innermost one, as ``outside`` does and undoes. The variable's own method: each
+request passes here several times."""

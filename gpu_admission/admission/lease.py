@@ -186,7 +186,8 @@ class Lease:
 
     def finish(self, error: BaseException | None) -> None:
         """Release it, and remember how its work ended."""
-        self.failed(error)
+        if error is not None:
+            self.failed(error)
         self.returned = True
         if not self.handles:
             self.issuer.end(self)

@@ -106,7 +106,7 @@ class Linear:
             value = coefficient * first(workload)
             for factor in others:
                 value *= factor(workload)
-            parts[name] = math.ceil(value)
+            parts[name] = value if type(value) is int else math.ceil(value)
             total += value
         return total, parts
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Awaitable
-from types import CoroutineType
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 import anyio
 import msgspec
 
 from gpu_admission.admission.buffered import BufferedBytes
-from gpu_admission.admission.context import step_in, step_out
+from gpu_admission.admission.context import innermost, step_in
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
 from gpu_admission.runtime.loop import running_asyncio
-from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
+from gpu_admission.runtime.timelimit import ENDED, NOT_BEGUN, rest
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive, Scope
 
@@ -72,8 +71,9 @@ class Body(msgspec.Struct, eq=False):
     """Why the app was not given the rest of it: the response is this refusal, if none has begun."""
     lease: Lease | None = None
     """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
-    _messages: deque[Message] | tuple[()] = ()
-    """A deque where any has come before the app asked."""
+    _messages: deque[Message] | None = None
+    """What has come before the app asked."""
+    _taken: Message | None = None
     _extra: int = 0
     _began: float = 0.0
     _repeats: bool = False
@@ -89,18 +89,20 @@ class Body(msgspec.Struct, eq=False):
         if self.refusal is not None and not self.is_free:
             raise self.refusal
         lease = self.lease
-        inside = None if lease is None else step_out(lease)
+        inside = innermost()
+        if lease is not None:
+            step_in(lease.outer)  # see ``context.outside``
         try:
-            call, waits_for = self._receive(), NOT_BEGUN
-            try:
-                if type(call) is CoroutineType and running_asyncio() is not None:  # see ``can_begin``
-                    waits_for = call.send(None)
-                message = await self._waited_for(call, waits_for)
-            except StopIteration as done:
-                message = done.value
+            call, waits_for = self._take(), NOT_BEGUN
+            if running_asyncio() is not None:
+                waits_for = next(call.__await__(), ENDED)
+            if waits_for is not ENDED:
+                await self._waited_for(call, waits_for)
         finally:
             if lease is not None:
                 step_in(inside)
+        message, self._taken = self._taken, None  # ``_came``
+        assert message is not None
         if message["type"] == "http.disconnect":
             self.disconnected = message
         elif not self.complete:
@@ -119,46 +121,50 @@ class Body(msgspec.Struct, eq=False):
 
     def read_here(self) -> Awaitable[None] | None:
         """Read what has come by now; what is left to be awaited, where there is more. Raises ``Rejected``."""
-        call, waits_for = self._receive(), NOT_BEGUN
-        if can_begin(call):
-            try:
-                waits_for = call.send(None)
-            except StopIteration as done:
-                self._keep(done.value)
-                # A body that came in one small piece is counted when it has to wait.
-                return None if self.complete and self.size <= WATCHED_BYTES else self.read()
-        return self._read_on(call, waits_for)
+        call, waits_for = self._take(), NOT_BEGUN
+        if running_asyncio() is not None:
+            waits_for = next(call.__await__(), ENDED)
+        if waits_for is not ENDED:
+            return self._read_on(call, waits_for)
+        self._keep(self._came())
+        # A body that came in one small piece is counted when it has to wait.
+        return None if self.complete and self.size <= WATCHED_BYTES else self.read()
 
     async def read(self) -> None:
         """Read to the end of the body. Raises ``Rejected`` or ``ClientLeft``."""
         self._check_kept()
         while not self.complete:
-            self._keep(await self._in_time())
+            call, waits_for = self._take(), NOT_BEGUN
+            if running_asyncio() is not None:
+                waits_for = next(call.__await__(), ENDED)
+            if waits_for is not ENDED:
+                await self._waited_for(call, waits_for)
+            self._keep(self._came())
             self._check_kept()
 
-    async def _read_on(self, call: Awaitable[Message], waits_for: Any) -> None:
-        self._keep(await self._waited_for(call, waits_for))
+    async def _read_on(self, call: Awaitable[None], waits_for: Any) -> None:
+        await self._waited_for(call, waits_for)
+        self._keep(self._came())
         await self.read()
+
+    async def _take(self) -> None:
+        """The server's next message, for ``_came``: see ``ENDED``."""
+        self._taken = await self._receive()
+
+    def _came(self) -> Message:
+        message, self._taken = self._taken, None
+        assert message is not None
+        return message
 
     def _check_kept(self) -> None:
         self.count()
         if self.disconnected is not None:
             raise ClientLeft("the client left while its body was read")
 
-    async def _in_time(self) -> Message:
-        """The next message of an upload, which has to come within the limits of time."""
-        call, waits_for = self._receive(), NOT_BEGUN
-        if can_begin(call):
-            try:
-                waits_for = call.send(None)
-            except StopIteration as done:
-                here: Message = done.value
-                return here
-        return await self._waited_for(call, waits_for)
-
-    async def _waited_for(self, call: Awaitable[Message], waits_for: Any) -> Message:
+    async def _waited_for(self, call: Awaitable[None], waits_for: Any) -> None:
+        """The rest of ``call``, which has to end within the limits of time."""
         try:
-            return await rest(call, waits_for, self._patience())
+            await rest(call, waits_for, self._patience())
         except TimeoutError:
             self.refusal = BodyTimeout(
                 f"the body came too slowly: body_timeout={self._limits.body_timeout:g} s without a byte, "
@@ -213,14 +219,15 @@ class Body(msgspec.Struct, eq=False):
     @property
     def is_whole(self) -> bool:
         """Whether ``content`` is a message's own bytes, and no copy."""
-        return len(self._messages) == 1
+        return self._messages is not None and len(self._messages) == 1
 
     def content(self) -> bytes:
         """The whole body, as it came. One copy, none where it came in one piece."""
-        if self._messages and len(self._messages) == 1:
-            body: bytes = self._messages[0].get("body", b"")
+        messages: Sequence[Message] = self._messages or ()
+        if len(messages) == 1:
+            body: bytes = messages[0].get("body", b"")
             return body
-        return b"".join(message.get("body", b"") for message in self._messages)
+        return b"".join(message.get("body", b"") for message in messages)
 
     def replace(self, content: bytes) -> None:
         """Make ``content`` the whole body that the app gets."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_admission.admission.context import Holder, step_in, step_out
+from gpu_admission.admission.context import Holder, innermost, step_in
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.http.body import Body
@@ -21,7 +21,7 @@ from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.timing import timed
 from gpu_admission.runtime.loop import running_asyncio
-from gpu_admission.runtime.timelimit import NOT_BEGUN, rest
+from gpu_admission.runtime.timelimit import ENDED, NOT_BEGUN, rest
 from gpu_admission.types import Message, Send
 
 _LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
@@ -50,22 +50,21 @@ class Response(msgspec.Struct, eq=False):
             self._begin(message)
             is_last = False
         else:
-            is_last = ends(message, self._trailers)
+            is_last = not message.get("more_body", False) and ends(message, self._trailers)
         if self.kept is not None:
             await self._keep(message)
             return
         inside: Holder | None = None
         if is_last:
             self.is_whole = self.start is not None
-            inside = step_out(self._lease)
+            inside = innermost()
+            step_in(self._lease.outer)  # see ``context.outside``
         try:
             call, waits_for = self._send(message), NOT_BEGUN
-            if type(call) is CoroutineType and running_asyncio() is not None:  # see ``can_begin``
-                try:
-                    waits_for = call.send(None)
-                except StopIteration:
-                    return
-            await self._waited_for(call, waits_for)
+            if type(call) is CoroutineType and running_asyncio() is not None:
+                waits_for = next(call.__await__(), ENDED)
+            if waits_for is not ENDED:
+                await self._waited_for(call, waits_for)
         finally:
             if is_last:
                 step_in(inside)
@@ -121,7 +120,8 @@ class Response(msgspec.Struct, eq=False):
     async def let_go(self) -> None:
         """Send what was kept."""
         kept, self.kept = self.kept or (), None
-        inside = step_out(self._lease)
+        inside = innermost()
+        step_in(self._lease.outer)
         try:
             for message in kept:
                 await self.send_past(message)

@@ -11,25 +11,20 @@ import math
 import types
 from collections.abc import Awaitable, Generator
 from types import CoroutineType
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, TypeVar
 
 import anyio
-
-from gpu_admission.runtime.loop import running_asyncio
 
 T = TypeVar("T")
 
 NOT_BEGUN: Any = object()
+ENDED: Any = object()
+"""``next(call.__await__(), ENDED)`` runs a coroutine up to where it first waits, for ``rest`` to go on.
 
-
-def can_begin(call: Awaitable[Any]) -> TypeGuard[CoroutineType[Any, Any, Any]]:
-    """Whether ``call.send(None)`` may run it up to where it first waits, for ``rest`` to go on.
-
-    It then returns what it waits for, or raises ``StopIteration`` with the result. Not a future, nor what
-    a server wrote in another language, nor any of trio's, where a limit may only be set before a call
-    has opened scopes of its own.
-    """
-    return type(call) is CoroutineType and running_asyncio() is not None
+It is what it waits for, or ``ENDED``: its result is lost, but no ``StopIteration`` is made, which would
+cost more than the call of most servers. Only where ``running_asyncio()`` is not ``None``: on trio a limit
+may only be set before a call has opened scopes of its own.
+"""
 
 
 async def rest(call: Awaitable[T], waits_for: Any, seconds: float) -> T:

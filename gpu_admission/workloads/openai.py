@@ -130,7 +130,7 @@ class OpenAI:
             prompt_tokens=longest,
             total_prompt_tokens=total if total != longest else 0,
             new_tokens=new,
-            sequences=capped(len(prompts) * choices),
+            sequences=1 if is_plain and len(prompts) == 1 else capped(len(prompts) * choices),
             beams=beams,
             prompt_logprobs=not is_plain and _keeps_prompt_logprobs(fields),
             images=tuple(tally.images),
@@ -183,16 +183,13 @@ class OpenAI:
     def _new_tokens(self, fields: Mapping[str, Any], path: str, prompt: int) -> tuple[int, tuple[str, ...]]:
         """The most new tokens of a sequence, and the name of the limit where a default was taken."""
         names = _obeyed(fields, path)
-        default = self._default(prompt)
+        default = self._default_new_tokens if self._context is None else max(1, self._context - prompt)
         if names is _COMPLETIONS and fields.keys().isdisjoint(names):
             default = self._completion_new_tokens
         new, absent = read_limit(fields, names, default, _OTHERS[names])
         if "min_tokens" in fields:
             new = max(new, whole(fields["min_tokens"], "min_tokens"))
         return new, (names[0],) if absent else _NOTHING
-
-    def _default(self, prompt: int) -> int:
-        return self._default_new_tokens if self._context is None else max(1, self._context - prompt)
 
 
 def _obeyed(fields: Mapping[str, Any], path: str) -> tuple[str, ...]:
