@@ -14,9 +14,9 @@ from typing import Any
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.feedback import Feedback
 from gpu_admission.admission.lease import Kind, Lease
-from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.refusals import Refusals
-from gpu_admission.budget.ticket import ENDED, GRANTED
+from gpu_admission.admission.seam import Budget
+from gpu_admission.budget.ticket import GRANTED, NEW
 from gpu_admission.errors import Rejected
 from gpu_admission.guards.classify import classify
 from gpu_admission.guards.monitor import Monitor
@@ -36,7 +36,7 @@ class Endings:
         self,
         admission: object,
         settings: Settings,
-        locked: LockedLedger,
+        locked: Budget,
         monitor: Monitor,
         events: Events,
         refusals: Refusals,
@@ -88,8 +88,8 @@ class Endings:
             finally:
                 self._locked.release(lease.ticket)
                 turn.depth = 0
-        if self._events.observers and lease.ticket.state is ENDED:  # else it was given in mode "off"
-            self._events.of("released", lease, held=clock.monotonic() - lease.ticket.granted_at)
+        if self._events.observers and lease.ticket.state is not NEW:  # else it was given in mode "off"
+            self._events.of("released", lease, held=self._locked.now() - lease.ticket.granted_at)
         if turn.late:
             turn.catch_up()
 
@@ -107,24 +107,26 @@ class Endings:
     def resize(self, lease: Lease, size: int) -> None:
         """Hold ``size`` bytes from now on. Raises ``Rejected`` for growth that does not fit now."""
         ticket = lease.ticket
-        with self._locked as ledger:
+        with self._locked:
             if lease.ended:
                 raise RuntimeError("this lease has ended: it can't be resized")
             grows = self.settings.mode == "enforce" and size > ticket.bytes
-            if grows and not ledger.can_grow(ticket, size):
-                rejected = self._refusals.no_room(size)
-                self._refusals.complete(rejected, size)
-                raise rejected
-            if ticket.state is GRANTED:
+            if ticket.state is not GRANTED:
+                ticket.bytes = size
+            elif not grows:
                 self._locked.change(ticket, size)
-            ticket.bytes = size
+        # Not inside the turn: a shared budget has to hear from others first.
+        if grows and ticket.state is GRANTED and not self._locked.grow(ticket, size):
+            rejected = self._refusals.no_room(size)
+            self._refusals.complete(rejected, size)
+            raise rejected
         if self._events.observers and ticket.state is GRANTED:
             self._events.of("resized", lease)
 
     def teach(self, lease: Lease, estimator: Any, info: RequestInfo) -> None:
         """Have ``estimator`` told at the end of ``lease`` what it really took."""
-        with self._locked as ledger:
-            lease.feedback = Feedback(estimator, info, lease.estimate, ledger)
+        with self._locked:
+            lease.feedback = Feedback(estimator, info, lease.estimate, self._locked)
 
     def report_outcome(self, outcome: Outcome, device: int = 0) -> None:
         """Tell the guards of a device how work on it ended; leases do so by themselves."""

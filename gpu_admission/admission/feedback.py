@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpu_admission.budget.ledger import Ledger
+from gpu_admission.admission.seam import Budget
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.types import Estimate
 
@@ -18,18 +18,19 @@ from gpu_admission.types import Estimate
 class Feedback:
     """From the grant of one lease to its end. ``estimator`` has ``observe`` and ``route_of``."""
 
-    def __init__(self, estimator: Any, info: RequestInfo, estimate: Estimate, ledger: Ledger) -> None:
+    def __init__(self, estimator: Any, info: RequestInfo, estimate: Estimate, budget: Budget) -> None:
         self._estimator = estimator
         self._route = estimator.route_of(info)
         self._estimate = estimate
-        self._ledger = ledger
+        self._budget = budget
+        ledger = budget.ledger
         self._grants = ledger.grants
         self._meter = estimator.meter if ledger.running == 1 else None
         self._before = self._meter.start() if self._meter else 0
 
     def end(self, peak: int | None, *, well: bool) -> None:
         """Pass it on, where the work ended ``well`` and its ``peak`` is known."""
-        if peak is None and self._meter and self._ledger.grants == self._grants:
+        if peak is None and self._meter and self._budget.ledger.grants == self._grants:
             # Nothing started beside it: what the device saw was this request's.
             peak = self._meter.peak() - self._before
         if peak is not None and well:

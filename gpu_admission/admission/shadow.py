@@ -15,8 +15,8 @@ from typing import Any, Protocol
 
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.lease import Issuer, Lease
-from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.refusals import Refusals
+from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.waiting import Waiting
 from gpu_admission.budget.ticket import GRANTED, WAITING, Ticket
 from gpu_admission.guards.monitor import Monitor
@@ -33,7 +33,7 @@ class Shadow:
     def __init__(
         self,
         issuer: Issuer,
-        locked: LockedLedger,
+        locked: Budget,
         monitor: Monitor,
         events: Events,
         refusals: Refusals,

@@ -6,14 +6,15 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_admission.admission.locked import LockedLedger
+from gpu_admission.admission.seam import Budget
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.guards.monitor import Monitor
+from gpu_admission.runtime import clock
 from gpu_admission.types import DeviceSnapshot, LaneSnapshot, Snapshot, Waiting
 
 
 def snapshot_of(
-    locked: LockedLedger,
+    locked: Budget,
     monitor: Monitor,
     *,
     mode: str,
@@ -22,6 +23,7 @@ def snapshot_of(
     succeeded_at: float | None,
 ) -> Snapshot:
     """The snapshot of what ``locked`` and ``monitor`` say now; the rest as given."""
+    members = locked.members()
     with locked as ledger:
         now = locked.now()
         lowered = monitor.closed or monitor.lowered()
@@ -40,13 +42,16 @@ def snapshot_of(
             mode=mode,
             forecast=ledger.forecast(ledger.usual, now),
             lanes=_lanes(ledger),
-            devices=tuple(_device(ledger, monitor, index, now) for index in range(len(ledger.accounts))),
+            devices=_devices(ledger, monitor),
             counts=dict(counts),
-            last_success=None if succeeded_at is None else now - succeeded_at,
+            last_success=None if succeeded_at is None else clock.monotonic() - succeeded_at,
+            shared=locked.where,
+            members=members,
+            away=locked.away,
         )
 
 
-def queue_of(locked: LockedLedger, most: int) -> tuple[Waiting, ...]:
+def queue_of(locked: Budget, most: int) -> tuple[Waiting, ...]:
     """The first ``most`` of those who wait, by priority of their lane, then by arrival."""
     with locked as ledger:
         now = locked.now()
@@ -74,10 +79,16 @@ def _lanes(ledger: Ledger) -> tuple[LaneSnapshot, ...]:
     )
 
 
-def _device(ledger: Ledger, monitor: Monitor, index: int, now: float) -> DeviceSnapshot:
+def _devices(ledger: Ledger, monitor: Monitor) -> tuple[DeviceSnapshot, ...]:
+    # Others may have put other settings into force, with more devices than this process has.
+    count = min(len(ledger.accounts), len(monitor.names))
+    return tuple(_device(ledger, monitor, index) for index in range(count))
+
+
+def _device(ledger: Ledger, monitor: Monitor, index: int) -> DeviceSnapshot:
     account = ledger.accounts[index]
     verdict = monitor.verdict(index)
-    reading, age = monitor.reading(index, now)
+    reading, age = monitor.reading(index, clock.monotonic())
     return DeviceSnapshot(
         name=monitor.names[index],
         capacity=account.capacity,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from gpu_admission.devices.capacity import confirmed
+from gpu_admission.devices.capacity import confirmed, reusable_cache
 from gpu_admission.guards.device import DeviceGuard
 from gpu_admission.guards.verdict import Verdict, is_news
 from gpu_admission.guards.watched import Kind, Watched
@@ -46,6 +46,14 @@ class Limited(Protocol):
 
     def held(self, device: int) -> tuple[int, int]:
         """What ``device`` has in all, and how much of it leases hold."""
+        ...
+
+    def held_here(self, device: int) -> int:
+        """How much of it leases of this process hold."""
+        ...
+
+    def taken_by_others(self, device: int) -> int:
+        """What leases of other processes really take there, as these have measured it."""
         ...
 
     def allow(
@@ -93,7 +101,9 @@ class Monitor:
         if devices:
             from gpu_admission.devices import Readings
 
-            self.readings = Readings(devices, self.review, leases=self._ledger.held)
+            self.readings = Readings(
+                devices, self.review, leases=self._ledger.held, others=self._ledger.taken_by_others
+            )
 
     def _name(self) -> None:
         """What devices are called is known once drivers were asked for a reading; from then on it stays."""
@@ -156,7 +166,7 @@ class Monitor:
         if reading is None:
             return
         try:
-            measured = self._measure_one(watched.device, reading)
+            measured = self._measure_one(index, reading)
         except ValueError as error:
             logger.log(logging.DEBUG if watched.failure else logging.ERROR, "%s", error)
             watched.failure = str(error)
@@ -165,10 +175,10 @@ class Monitor:
         watched.begin(measured, overcommit)
         self._enforce(index, Verdict(), int(measured.bytes * overcommit))
 
-    def _measure_one(self, device: Device, reading: DeviceReading) -> Capacity:
+    def _measure_one(self, index: int, reading: DeviceReading) -> Capacity:
         from gpu_admission.devices import measure
 
-        settings = self._settings
+        settings, device = self._settings, self._watched[index].device
         begun = (watched.device for watched in self._watched if watched.begun)
         twin = next((other for other in begun if other.key == device.key), None)
         if twin is not None:
@@ -179,7 +189,17 @@ class Monitor:
             share=_share(settings.capacity),
             reserve=settings.reserve,
             margin=0.1 if settings.margin is None else settings.margin,
+            resident=self._resident(index, reading),
         )
+
+    def _resident(self, index: int, reading: DeviceReading) -> int | None:
+        """What stays on device ``index``, where leases of other processes are in the ``reading`` too."""
+        own = None if self.readings is None else self.readings.own(index)
+        _, held = self._ledger.held(index)
+        here = self._ledger.held_here(index)
+        if own is None or held == here:
+            return None
+        return max(0, own - (reusable_cache(reading) or 0) - here)
 
     # watching
 
@@ -267,6 +287,21 @@ class Monitor:
             latest = (*latest[:-1], msgspec.structs.replace(latest[-1], capacity=capacity))
         blank = DeviceReading(capacity=capacity, held=held, taken_at=now)
         return watched.ask(latest, blank, watched.take_outcomes(), now)
+
+    def use(self) -> tuple[Sequence[int], Sequence[int]]:
+        """For each device the bytes that this process holds besides its leases, and what these take.
+
+        Empty where none of that is measured. Asks no driver and takes no lock.
+        """
+        pairs = [self._use(index) for index in range(len(self._watched))]
+        return tuple(stays for stays, _ in pairs), tuple(taken for _, taken in pairs)
+
+    def _use(self, index: int) -> tuple[int, int]:
+        measured = self._watched[index].measured
+        if measured is None or measured.baseline.resident is None or self.readings is None:
+            return 0, 0
+        stays = measured.baseline.resident
+        return stays, max(0, (self.readings.own(index) or 0) - stays)
 
     # what holds
 

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 logger = logging.getLogger("gpu_admission")
 
@@ -25,8 +26,9 @@ class Turn:
 
     __slots__ = ("_catching_up", "depth", "late", "lock")
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
+    def __init__(self, lock: Any = None) -> None:
+        self.lock = threading.RLock() if lock is None else lock
+        """A lock of its own, or one that it has in common with others: then it must be reentrant."""
         self.depth = 0
         """Turns in turns. Under the lock, above 0 means: by this very thread."""
         self.late: deque[Callable[[], object]] = deque()

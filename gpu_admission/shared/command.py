@@ -19,8 +19,9 @@ from gpu_admission.shared.operations import Drain, Gone, Operation, encode
 from gpu_admission.shared.process import new_name, process_of
 from gpu_admission.shared.protocol import Entry, Log
 from gpu_admission.shared.replica import Replica
-from gpu_admission.shared.views import MemberView, view_members
+from gpu_admission.shared.views import view_members
 from gpu_admission.sizes import format_bytes
+from gpu_admission.types import MemberSnapshot
 
 _WITHIN = 5.0
 
@@ -51,7 +52,7 @@ class Onlooker:
     def came_back(self) -> None:
         self.away = None
 
-    def members(self) -> tuple[MemberView, ...]:
+    def members(self) -> tuple[MemberSnapshot, ...]:
         self.log.catch_up()
         with self._lock:
             return view_members(self.replica, "", self.replica.at)
@@ -110,7 +111,7 @@ def summary(replica: Replica) -> str:
     )
 
 
-def _line(member: MemberView) -> str:
+def _line(member: MemberSnapshot) -> str:
     dead = ", declared dead" if member.is_dead else ""
     return (
         f"{member.name}  pid {member.pid} on {member.host}  "
