@@ -43,7 +43,6 @@ class Endings:
     ) -> None:
         self.admission = admission
         self.settings = settings
-        self.lanes = tuple(lane.name for lane in settings.lanes)
         self.turn = locked.turn
         self.succeeded_at: float | None = None
         """When a lease last ended well."""
@@ -52,6 +51,10 @@ class Endings:
         self._events = events
         self._refusals = refusals
         self._is_ours = True
+
+    @property
+    def lanes(self) -> Sequence[str]:
+        return self._locked.lane_names
 
     @property
     def devices(self) -> Sequence[Device]:

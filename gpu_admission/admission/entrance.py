@@ -112,7 +112,7 @@ class Entrance:
             raise self._refusals.closed(monitor.closed)
         ticket = Ticket(estimate.bytes, lane, flow)
         if not self._locked.ask(ticket):
-            await self._waiting.wait(ticket, timeout, deadline, gone)
+            await self._waiting.wait(ticket, lane, timeout, deadline, gone)
         events.counts["admitted"] += 1
         lease = Lease(self.issuer, ticket, estimate, route)
         if events.observers:

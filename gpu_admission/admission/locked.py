@@ -8,6 +8,8 @@ same face: its changes may take effect only when they have come back through its
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gpu_admission.admission.seam import Woken
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, Ticket
@@ -24,7 +26,7 @@ class LockedLedger:
     thread, with those that a change has granted or refused: it may only schedule.
     """
 
-    __slots__ = ("_woken", "ledger", "turn")
+    __slots__ = ("_woken", "lane_names", "ledger", "turn")
 
     is_joined = True
     """Whether there is nothing left to do before a request may be asked for."""
@@ -35,6 +37,7 @@ class LockedLedger:
 
     def __init__(self, ledger: Ledger, woken: Woken) -> None:
         self.ledger = ledger
+        self.lane_names: Sequence[str] = tuple(state.lane.name for state in ledger.lanes)
         self.turn = Turn()
         self._woken = woken
 

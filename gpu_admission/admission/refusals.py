@@ -85,7 +85,7 @@ class Refusals:
     def too_large(self, needed: int, lane: int) -> Rejected:
         ledger = self._locked.ledger
         largest = ledger.largest(lane)
-        name = self._settings.lanes[lane].name
+        name = ledger.lanes[lane].lane.name
         capacity = max(account.capacity for account in ledger.accounts)
         which = "capacity" if largest == capacity else f"lane {name!r}: limit"
         return TooLarge(

@@ -33,6 +33,11 @@ class Budget(Protocol):
     @property
     def ledger(self) -> Ledger: ...
 
+    @property
+    def lane_names(self) -> Sequence[str]:
+        """Of the ledger's lanes: a ticket's ``lane`` is a place among these once it was asked for."""
+        ...
+
     def now(self) -> float:
         """The ledger's time."""
         ...

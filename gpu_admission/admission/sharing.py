@@ -66,6 +66,10 @@ class Sharing:
         """Another object after the log was lost, or settings have changed: not to be kept."""
         return self._shared.ledger
 
+    @property
+    def lane_names(self) -> Sequence[str]:
+        return tuple(state.lane.name for state in self._shared.ledger.lanes)
+
     def now(self) -> float:
         """The log's time, which tickets are stamped with."""
         return self._shared.now()

@@ -77,7 +77,7 @@ class Waiting:
         return longest, setting
 
     async def wait(
-        self, ticket: Ticket, timeout: float | None, deadline: Deadline | None, gone: Gone | None
+        self, ticket: Ticket, lane: int, timeout: float | None, deadline: Deadline | None, gone: Gone | None
     ) -> None:
         """Return when ``ticket`` is granted. Otherwise raises, and it has left the queue.
 
@@ -87,7 +87,7 @@ class Waiting:
         if ticket.state is REFUSED:
             raise self._why_not(ticket)
         try:
-            longest, setting = self.patience(ticket.lane, timeout, deadline)
+            longest, setting = self.patience(lane, timeout, deadline)
             starts = await self._line_up(ticket, longest, setting, gone)
         except BaseException:
             # Cancelled from outside, perhaps in the very turn of the loop in which it was

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import msgspec
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, Ticket
@@ -75,7 +76,6 @@ class SharedLedger:
         name: str | None = None,
     ) -> None:
         self.log = log
-        self.terms = terms
         self._member = member = Membership(
             log, terms, woken=woken, use=use, clock=clock, name=name or new_name()
         )
@@ -111,6 +111,10 @@ class SharedLedger:
         self._leave()
 
     def _leave(self) -> None:
+        with self._turn:
+            if self.has_left:
+                return
+            self._member.has_left = True
         pulse, self._pulse = self._pulse, None
         if pulse is not None:
             pulse.stop()
@@ -326,6 +330,8 @@ class SharedLedger:
 
     def resize(self, capacities: Sequence[int]) -> None:
         """New capacities for all processes. Those that wait and can never fit now are refused."""
+        self._member.terms = msgspec.structs.replace(self._member.terms, capacities=tuple(capacities))
+        self._empty = ledger_of(self._member.terms)
         self._say(Resize(tuple(capacities)))
 
     def drain(self, closed: bool = True) -> None:
@@ -334,6 +340,8 @@ class SharedLedger:
 
     def _say(self, operation: Operation) -> None:
         with self._turn:
+            if not self._member.has_begun or self.has_left:
+                return  # what lasts is said when it joins
             if self._turn.depth > 1:  # from a collection of garbage, in the middle of another append
                 self._member.late.append(partial(self._member.tell_all, operation))
             else:
@@ -359,7 +367,8 @@ class SharedLedger:
     def members(self) -> tuple[MemberSnapshot, ...]:
         """Which process holds what."""
         with self._turn:
-            self.log.catch_up()
+            if not self.has_left:
+                self.log.catch_up()
             return view_members(self.replica, self._member.outbox.member, self.now())
 
     def resident(self, device: int) -> int:

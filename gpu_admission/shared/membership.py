@@ -109,6 +109,11 @@ class Membership:
             self.tell_all(Gone(self.outbox.member, certain=True))
         self.log.stop()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has ever said that it takes part."""
+        return bool(self.outbox.member)
+
     def _enter(self) -> None:
         """Join, or join again: declare what runs, and ask again for what waits."""
         former = self.outbox.member
