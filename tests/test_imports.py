@@ -48,7 +48,6 @@ CIRCLES_LEFT: set[str] = {"bodies", "request", "workloads"}
 UPWARDS_LEFT = {(f"{NAME}.request", f"{NAME}.workloads")}
 PRIVATES_LEFT = {
     *("http.ahead", "routes.placement", "routes.readalready", "runtime.task", "runtime.within"),
-    *("shared.logfile", "shared.command"),
 }
 LONG_LEFT: set[str] = set()
 

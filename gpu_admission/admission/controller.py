@@ -26,6 +26,7 @@ from gpu_admission.admission.report import Report, report
 from gpu_admission.admission.shadow import ShadowSummary
 from gpu_admission.admission.snapshots import queue_of, snapshot_of
 from gpu_admission.admission.startup import Startup
+from gpu_admission.admission.twins import twins
 from gpu_admission.admission.waiting import wake
 from gpu_admission.guards.monitor import Monitor, given_devices
 from gpu_admission.runtime.fork import in_child
@@ -56,6 +57,8 @@ class Admission:
         self._capacity = settings.capacity
         self._make()
         in_child(self._make_anew)
+        if settings.shared is None and settings.devices and self.mode == "enforce":
+            twins().add(self, settings.name, settings.devices)
         if settings.strict:
             self.startup.check_sizes()
         for each in self.metering.estimators():

@@ -57,6 +57,9 @@ class LockedLedger:
         """Whether nothing is let in any more: drained."""
         return self.ledger.closed
 
+    def catch_up(self) -> None:
+        """There are no others."""
+
     def members(self) -> tuple[MemberSnapshot, ...]:
         """The processes that share it, and what each of them holds."""
         return ()

@@ -62,6 +62,9 @@ class Budget(Protocol):
         """How a shared budget is called."""
         ...
 
+    def catch_up(self) -> None:
+        """Take in what other processes have said, where that takes no waiting."""
+
     def members(self) -> tuple[MemberSnapshot, ...]:
         """The processes that share it, and what each of them holds."""
         ...

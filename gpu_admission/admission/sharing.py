@@ -82,6 +82,10 @@ class Sharing:
     def away(self) -> str | None:
         return self._shared.away
 
+    def catch_up(self) -> None:
+        if self.is_joined:
+            self._shared.catch_up()
+
     def members(self) -> tuple[MemberSnapshot, ...]:
         return self._shared.members() if self.is_joined else ()
 

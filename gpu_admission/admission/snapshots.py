@@ -53,6 +53,7 @@ def snapshot_of(
 
 def queue_of(locked: Budget, most: int) -> tuple[Waiting, ...]:
     """The first ``most`` of those who wait, by priority of their lane, then by arrival."""
+    locked.catch_up()
     with locked as ledger:
         now = locked.now()
         line: Any = (

@@ -127,6 +127,11 @@ class SharedLedger:
         return self._member.pulse()
 
     @property
+    def terms(self) -> Terms:
+        """The settings that this process came with; others may be in force."""
+        return self._member.terms
+
+    @property
     def has_left(self) -> bool:
         return self._member.has_left
 
@@ -364,11 +369,16 @@ class SharedLedger:
         """The log's time now, about: what ``ledger``'s questions take for ``now``."""
         return self._member.now()
 
-    def members(self) -> tuple[MemberSnapshot, ...]:
-        """Which process holds what."""
+    def catch_up(self) -> None:
+        """Take in what is in the log already."""
         with self._turn:
             if not self.has_left:
                 self.log.catch_up()
+
+    def members(self) -> tuple[MemberSnapshot, ...]:
+        """Which process holds what."""
+        self.catch_up()
+        with self._turn:
             return view_members(self.replica, self._member.outbox.member, self.now())
 
     def resident(self, device: int) -> int:

@@ -16,7 +16,7 @@ from gpu_admission.admission.startline import start_line
 from gpu_admission.errors import ClientLeft
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.process import boot_seconds
-from gpu_admission.testing import settle
+from gpu_admission.testing import FakeDevice, settle
 from gpu_admission.types import Estimate, Event
 
 pytestmark = pytest.mark.anyio
@@ -342,3 +342,18 @@ async def test_lanes_that_only_another_process_has_do_no_harm(place: str) -> Non
     async with Pair(first, second), first.lease(10) as lease:
         assert lease.lane == "short"
         first.snapshot()
+
+
+def test_two_budgets_for_one_device_that_are_not_shared_are_warned_of(
+    caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    card = FakeDevice(total=100)
+    first = on(None, devices=[card], name="chat")
+    second = on(None, devices=[card], name="images")
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "two budgets in this process" in said
+    assert "shared=" in said
+    caplog.clear()
+    third, fourth = on(place, devices=[card]), on(place, devices=[card])
+    assert not caplog.records
+    assert {first.largest, second.largest, third.largest, fourth.largest} == {100}
