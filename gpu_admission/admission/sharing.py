@@ -160,7 +160,8 @@ class Sharing:
         return account.capacity, account.in_use
 
     def held_here(self, device: int) -> int:
-        return self._shared.held_here(device)
+        with self.turn:
+            return sum(ticket.bytes for ticket in self._shared.own.running if ticket.device == device)
 
     def taken_by_others(self, device: int) -> int:
         return self._shared.taken_by_others(device)
@@ -183,7 +184,7 @@ class Sharing:
         """This process lets nothing in any more; the others go on. Works while the budget is away."""
         with self.turn:
             self._closed = True
-            self._woken(self._shared.waiting_here())
+            self._woken(self._shared.own.waiting)
 
     def refuse_all(self) -> None:
         """Those who wait in this process."""

@@ -29,6 +29,7 @@ from gpu_admission.shared.operations import (
     Terms,
     flow_key,
 )
+from gpu_admission.shared.own import OwnTickets
 from gpu_admission.shared.process import Pulse, boot_seconds, new_name
 from gpu_admission.shared.protocol import Log, LogAway
 from gpu_admission.shared.replica import Replica
@@ -381,25 +382,15 @@ class SharedLedger:
         with self._turn:
             return view_members(self.replica, self._member.outbox.member, self.now())
 
-    def resident(self, device: int) -> int:
-        """Bytes that all processes hold on ``device`` besides their leases."""
-        with self.lock:
-            return self.replica.members.resident(device)
-
     def taken_by_others(self, device: int) -> int:
-        """Bytes that the leases of all other processes really take on ``device``, as these say."""
+        """Bytes that the leases of all other processes really take there, as these say."""
         with self.lock:
             return self.replica.members.taken(device, self._member.outbox.member)
 
-    def held_here(self, device: int) -> int:
-        """Bytes that the leases of this process hold on ``device``."""
-        with self.lock:
-            return sum(ticket.bytes for ticket in self._own.running if ticket.device == device)
-
-    def waiting_here(self) -> Sequence[Ticket]:
-        """Those that wait in this process."""
-        with self.lock:
-            return self._own.waiting
+    @property
+    def own(self) -> OwnTickets:
+        """This process's tickets, to read under ``lock``."""
+        return self._own
 
     @property
     def settles_in(self) -> float:

@@ -75,13 +75,13 @@ def test_it_waits_for_the_bytes(folder: Path, server: SharedLedger) -> None:
 
 
 def test_signals_reach_the_command(folder: Path, server: SharedLedger) -> None:
-    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(3)); print('up', flush=True); signal.pause()"
-    holding = start(60, folder, "--", sys.executable, "-c", code)
-    assert holding.stdout is not None
-    assert holding.stdout.readline() == "up\n"
-    until_held(server, 60)
-    holding.send_signal(signal.SIGTERM)
-    assert holding.wait(30) == 3
+    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(3)); print('up', flush=True)"
+    with start(60, folder, "--", sys.executable, "-c", f"{code}; signal.pause()") as holding:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == "up\n"
+        until_held(server, 60)
+        holding.send_signal(signal.SIGTERM)
+        assert holding.wait(30) == 3
     until_held(server, 0)
 
 

@@ -395,8 +395,8 @@ def test_resident_bytes_of_all_members_are_summed() -> None:
         process = Process(world.hub, world.clock, name, use=lambda size=size: ((size,), ()))
         process.shared.pulse()
     world.catch_up()
-    assert world[0].shared.resident(0) == 12
-    assert world[0].shared.resident(1) == 0
+    assert world[0].shared.replica.members.resident(0) == 12
+    assert world[0].shared.replica.members.resident(1) == 0
 
 
 def test_a_newcomer_starts_from_the_snapshot() -> None:
