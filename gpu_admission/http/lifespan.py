@@ -21,7 +21,7 @@ def started_with(admission: Admission, send: Send) -> Send:
     What can't be served stops the startup under ``strict=True``; else it is logged, and
     requests are refused until it can be.
     """
-    if not admission.monitor.is_needed:
+    if not admission.monitor.is_needed and admission.locked.is_joined:
         admission.startup.start()
         return send
 
