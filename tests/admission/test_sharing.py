@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from gpu_admission import Admission, Lane, QueueFull, QueueTimeout, TooLarge, Unavailable
@@ -357,3 +358,50 @@ def test_two_budgets_for_one_device_that_are_not_shared_are_warned_of(
     third, fourth = on(place, devices=[card]), on(place, devices=[card])
     assert not caplog.records
     assert {first.largest, second.largest, third.largest, fourth.largest} == {100}
+
+
+# one device, measured by all
+
+
+def look(admission: Admission) -> None:
+    readings = admission.monitor.readings
+    assert readings is not None
+    readings.step()
+
+
+async def until_it_holds(condition: Callable[[], bool], *looking: Admission) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            for each in looking:
+                await anyio.to_thread.run_sync(look, each)
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.usefixtures("by_hand")
+async def test_a_measured_capacity_is_the_devices_whatever_each_process_has_loaded(place: str) -> None:
+    mine, theirs = FakeDevice(80, ours=8, name="card"), FakeDevice(80, foreign=8, ours=10, name="card")
+    first = on(place, devices=[mine], capacity=None, margin=0)
+    second = on(place, devices=[theirs], capacity=None, margin=0)
+    await first.begin()
+    assert first.snapshot().capacity == 72
+    mine.foreign = 10  # the second has loaded its model
+    await second.begin()
+    assert first.snapshot().capacity == second.snapshot().capacity == 80 - 8 - 10
+
+    async with first.lease(30):
+        mine.ours = theirs.foreign = 38  # its work really takes them
+        look(first)
+        await until_it_holds(lambda: second.locked.taken_by_others(0) == 30)
+        look(second)
+        # What leases of one take is no stranger's in the other: only what it has loaded is.
+        (card,) = second.snapshot().devices
+        assert card.reading is not None
+        assert card.reading.used is not None
+        assert card.reading.ours is not None
+        assert card.reading.used - card.reading.ours == 8
+        assert (second.snapshot().capacity, second.snapshot().ceiling) == (62, 62)
+        mine.ours = theirs.foreign = 8
+    await second.aclose()
+    mine.foreign = 0
+    await until_it_holds(lambda: first.snapshot().capacity == 72, first)
+    await first.aclose()
