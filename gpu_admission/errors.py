@@ -113,3 +113,13 @@ class UnreadableBody(Rejected):
 
     def __init__(self, detail: str) -> None:
         super().__init__("unreadable_body", detail)
+
+
+class TooComplex(UnreadableBody):
+    """A JSON body has too many values to be read: ``body_too_complex``. Answered with 413."""
+
+    status = 413
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = "body_too_complex"

@@ -1,52 +1,54 @@
-"""A request as estimators see it, and the two protocols that read one: dialects and estimators.
+"""A request as estimators see it, and the protocols that read one: dialects and estimators.
 
 Views of the body are made on first use, and may be forgotten again. How bytes become values is
-``bodies``'; what an API's words mean is ``workloads``'.
+``bodies``'; what an API's words mean is ``workloads``'. Which dialect reads a request is chosen
+by ``RequestInfo.choose_dialect``, which the package's root sets: nothing here imports a dialect.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
-import msgspec
 from starlette.datastructures import Headers, QueryParams
 
+from gpu_admission.bodies.json import MAX_JSON_VALUES, parse_json
+from gpu_admission.bodies.multipart import Part, read_parts
+from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Estimate, Scope, Workload
 
-
-class Part(msgspec.Struct, frozen=True):
-    """One part of a multipart body: its headers' facts, its size, and its first bytes."""
-
-    name: str
-    filename: str | None
-    content_type: str
-    size: int
-    head: bytes
-    """At most the first 64 KiB of its content."""
+__all__ = ["Dialect", "EstimateResult", "Estimator", "FullDialect", "Part", "RequestInfo"]
 
 
 class Dialect(Protocol):
     """Reads what a body asks, in one API's words. Never executes, fetches or opens anything.
 
-    It may also have ``clamp(body, new_tokens) -> bytes``, which lowers the token limit and
-    leaves every other byte, and ``sse_error(message, code) -> bytes``, its error event.
+    ``read`` is all that a dialect of your own needs; what else it may have is ``FullDialect``'s.
     """
 
-    def read(self, info: RequestInfo) -> Workload:
+    def read(self, info: RequestInfo, /) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``, and nothing else."""
         ...
 
 
-_UNREAD: Any = object()
+class FullDialect(Dialect, Protocol):
+    """A dialect with everything that one may have. All of ours are; any other is completed."""
 
+    @property
+    def offload_bytes(self) -> int:
+        """Bodies of more bytes are read off the event loop."""
+        ...
 
-@functools.lru_cache(maxsize=256)
-def _dialect_for(path: str) -> Dialect:
-    from gpu_admission.workloads import dialect_for
+    def clamp(self, body: bytes, new_tokens: int, /) -> bytes:
+        """``body`` with its limits at most ``new_tokens`` and every other byte as it is.
 
-    return dialect_for(path)
+        Raises ``UnreadableBody``.
+        """
+        ...
+
+    def sse_error(self, message: str, code: str, /) -> bytes:
+        """The event, or line, that ends a stream which can't go on."""
+        ...
 
 
 class RequestInfo:
@@ -55,10 +57,15 @@ class RequestInfo:
     ``body`` has its ``Content-Encoding`` removed; the app gets the bytes that came.
     """
 
+    choose_dialect: ClassVar[Callable[[str, Dialect | None], FullDialect]]
+    """The dialect of a request to a path, or a given one completed."""
+
+    max_json_values: int = MAX_JSON_VALUES
+    """A JSON body of more values is not read: ``TooComplex``."""
     _body: bytes | None = b""
     _source: Callable[[], bytes] | None = None
     _form: Sequence[Part] | None = None
-    _json: Any = _UNREAD
+    _json: tuple[Any] | None = None
     _parts: Sequence[Part] | None = None
     _workload: Workload | None = None
 
@@ -70,6 +77,7 @@ class RequestInfo:
         path: str | None = None,
         dialect: Dialect | None = None,
         parts: Sequence[Part] | None = None,
+        max_json_values: int | None = None,
     ) -> None:
         self.scope = scope
         self.path: str = scope["path"] if path is None else path
@@ -78,6 +86,8 @@ class RequestInfo:
             self._body = body
         if parts is not None:
             self._form = parts
+        if max_json_values is not None:
+            self.max_json_values = max_json_values
 
     @property
     def method(self) -> str:
@@ -101,25 +111,20 @@ class RequestInfo:
     def read_from(self, source: Callable[[], bytes]) -> None:
         """Make the body ``source()``, now and again after ``forget``."""
         self._source = source
-        self._body = self._workload = self._parts = None
-        self._json = _UNREAD
+        self._body = self._workload = self._parts = self._json = None
 
     def forget(self) -> None:
         """Drop the copies that were made for reading, so that a waiting body is held once."""
         if self._source is None:
             return
-        self._body = None
-        self._json = _UNREAD
-        self._parts = None
+        self._body = self._parts = self._json = None
 
     @property
     def json(self) -> Any:
         """The parsed body. Raises ``UnreadableBody`` where Python's ``json`` would raise."""
-        if self._json is _UNREAD:
-            from gpu_admission.bodies.json import parse_json
-
-            self._json = parse_json(self.body)
-        return self._json
+        if self._json is None:
+            self._json = (parse_json(self.body, self.max_json_values),)
+        return self._json[0]
 
     @property
     def was_form(self) -> bool:
@@ -132,24 +137,32 @@ class RequestInfo:
         if self._form is not None:
             return self._form
         if self._parts is None:
-            from gpu_admission.bodies.multipart import read_parts
-
-            self._parts = read_parts(self.body, self.headers.get("content-type", ""))
+            self._parts = read_parts(self.body, self._content_type())
         return self._parts
 
     @property
     def workload(self) -> Workload:
         """What the body asks for. Raises ``UnreadableBody``."""
         if self._workload is None:
-            self._workload = self.dialect.read(self)
+            self._workload = (self._dialect or self.dialect).read(self)
         return self._workload
 
     @property
-    def dialect(self) -> Dialect:
+    def dialect(self) -> FullDialect:
         """What reads the body: as the admission was told, or else chosen by ``path``."""
-        if self._dialect is None:
-            self._dialect = _dialect_for(self.path)
-        return self._dialect
+        return RequestInfo.choose_dialect(self.path, self._dialect)
+
+    @property
+    def dialect_name(self) -> str:
+        """The class of what reads the body, for logs."""
+        return type(self._dialect or self.dialect).__name__
+
+    def _content_type(self) -> str:
+        """The content type. Of several headers frameworks take the first, the last, or all of them."""
+        kinds = self.headers.getlist("content-type")
+        if len(kinds) > 1:
+            raise UnreadableBody("an upload must have one Content-Type")
+        return kinds[0] if kinds else ""
 
 
 EstimateResult: TypeAlias = "int | Estimate"

@@ -24,7 +24,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     task: str = "generate"
-    """``generate``, ``embed``, ``rerank``, ``image``, ``transcribe``, ``speech`` or ``infer``."""
+    """``generate``, ``embed``, ``rerank``, ``image``, ``video``, ``transcribe``, ``speech`` or ``infer``."""
     prompt_tokens: int = 0
     """Tokens of the longest prompt (row), special and template tokens included."""
     total_prompt_tokens: int = 0
@@ -42,6 +42,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     width: int = 0
     """Of the largest image that is made, in pixels (after hires upscaling)."""
     height: int = 0
+    frames: int = 0
+    """Of the video that is made; 0 = a picture, or not said."""
     audio_seconds: float = 0.0
     tensor_bytes: int = 0
     """Bytes of the input tensors of an inference call, shared memory regions included."""
@@ -209,6 +211,17 @@ class Waiting(msgspec.Struct, frozen=True):
     lane: str
     bytes: int
     waited: float
+    forecast: float | None
+    """Seconds until its bytes should be free; ``None`` = not known."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one request is in the queue."""
+
+    number: int
+    """From 1, by priority of its lane, then by arrival."""
+    of: int
+    """How many wait in all."""
     forecast: float | None
     """Seconds until its bytes should be free; ``None`` = not known."""
 

@@ -13,9 +13,11 @@ import httpx
 import pytest
 from PIL import Image
 
-from examples import any_asgi, drain, fastapi_routes, image_batches, minimal, streaming
+from examples import any_asgi, drain, fastapi_routes, image_batches, jobs, minimal, streaming
+from tests.test_openai_client import served
 
 pytestmark = pytest.mark.anyio
+GIB = 2**30
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
@@ -115,3 +117,33 @@ async def test_drain_streams_and_puts_the_signal_back() -> None:
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
     assert drain.admission.snapshot().draining
+
+
+def test_jobs_wait_work_and_stop_by_a_real_client() -> None:
+    with served(jobs.app) as url, httpx.Client(base_url=url) as http:
+
+        def look(name: str) -> dict[str, Any]:
+            state: dict[str, Any] = http.get(f"/jobs/{name}").json()
+            return state
+
+        def post(seconds: float) -> str:
+            answer = http.post("/jobs", json={"seconds": seconds})
+            assert answer.status_code == 202
+            name: str = answer.json()["id"]
+            return name
+
+        names = [post(600) for _ in range(6)]
+        assert [look(name)["state"] for name in names] == ["running"] * 4 + ["waiting"] * 2
+        assert [look(name)["place"] for name in names] == [None] * 4 + [1, 2]
+        assert jobs.admission.in_use == 4 * 2 * GIB, "each holds its bytes after its 202"
+        assert http.delete(f"/jobs/{names[4]}").json()["state"] == "stopped"
+        assert look(names[5])["place"] == 1
+        assert http.delete(f"/jobs/{names[0]}").json()["state"] == "stopped"
+        assert look(names[5])["state"] == "running"
+        for name in names:
+            http.delete(f"/jobs/{name}")
+        assert jobs.admission.in_use == 0
+        short = post(0)
+        while look(short)["state"] != "done":
+            assert look(short)["error"] == ""
+        assert http.get("/jobs/none").status_code == 404

@@ -34,6 +34,8 @@ WRONG: dict[str, list[Any]] = {
     "reserve": [None, -1],
     "fallback": [0, -1, "x"],
     "routes": ["/x", 5, ["x"], [5]],
+    "control": ["/x", None, [b"/x"], ["x"]],
+    "websockets": ["/x", None, [b"/x"], ["x"]],
     "exclude": ["/x", None, [b"/x"]],
     "methods": ["POST", None, [5], [""]],
     "lanes": [

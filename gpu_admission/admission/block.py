@@ -1,53 +1,112 @@
-"""``async with admission.lease(...)``: a lease for one block, right at the model call."""
+"""``async with admission.lease(...)``: a lease for one block, right at the model call.
+
+Owns whether a block takes a lease of its own or a part of the one that its request holds, and
+the two ways in: of tasks, and of threads.
+"""
 
 from __future__ import annotations
 
 from typing import Unpack
 
-from gpu_admission.admission.context import enter, held_lease, leave
+from gpu_admission.admission.context import (
+    enter,
+    enter_block,
+    holder_of,
+    leave,
+    leave_block,
+    would_wait_for_itself,
+)
 from gpu_admission.admission.entrance import Asked, Entrance
-from gpu_admission.admission.lease import Lease
+from gpu_admission.admission.lease import Block, Lease
+from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import Rejected
-from gpu_admission.types import Estimate
+from gpu_admission.types import Estimate, Place
 
 _ROUTE = "lease"
 
 
 class LeaseContext:
-    """A lease for the block, or the one that the request holds already. For one block."""
+    """A lease for the block, or a part of the one that the request holds already. For one block."""
 
-    __slots__ = ("_asked", "_entered", "_entrance", "_estimate", "_lease")
+    __slots__ = ("_asked", "_entered", "_entrance", "_estimate", "_held", "_own", "_ticket")
 
-    def __init__(self, entrance: Entrance, estimate: Estimate, **asked: Unpack[Asked]) -> None:
+    def __init__(
+        self, entrance: Entrance, estimate: Estimate, *, own: bool = False, **asked: Unpack[Asked]
+    ) -> None:
         self._entrance = entrance
         self._estimate = estimate
-        self._asked: Asked = {"route": _ROUTE, **asked}
+        self._own = own
+        self._asked: Asked = {"route": _ROUTE, "queued": self._waits, **asked}
         self._entered = False
-        self._lease: Lease | None = None
+        self._held: Lease | Block | None = None
+        self._ticket: Ticket | None = None
+
+    @property
+    def place(self) -> Place | None:
+        """Where it is in the queue now; ``None`` while it does not wait."""
+        return None if self._ticket is None else self._entrance.place(self._ticket)
 
     async def __aenter__(self) -> Lease:
-        if self._entered:
-            raise RuntimeError("a lease is entered once: call admission.lease(...) for each block")
-        self._entered = True
-        entrance = self._entrance
-        held = held_lease(entrance.issuer)
-        if held is not None:
-            return held
         try:
-            lease = await entrance.acquire(self._estimate, **self._asked)
+            return self._nested() or self._begun(await self._ask())
         except Rejected as rejected:
-            entrance.refused(
-                rejected, lane=self._asked.get("lane", 0), route=_ROUTE, needed=self._estimate.bytes
-            )
+            self._refused(rejected)
             raise
-        self._lease = lease
-        enter(lease)
-        return lease
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: object
     ) -> None:
-        if self._lease is None:
-            return
-        leave(self._lease)
-        self._lease.finish(error)
+        self._end(error)
+
+    def __enter__(self) -> Lease:
+        """For threads, which wait while the event loop runs on. Raises ``RuntimeError`` in the loop's own."""
+        try:
+            return self._nested() or self._begun(self._entrance.from_thread(self._ask))
+        except Rejected as rejected:
+            self._refused(rejected)
+            raise
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._end(error)
+
+    def _waits(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+
+    async def _ask(self) -> Lease:
+        return await self._entrance.acquire(self._estimate, **self._asked)
+
+    def _nested(self) -> Lease | None:
+        """The lease that the request holds, made as large as this block needs; ``None``: it holds none."""
+        if self._entered:
+            raise RuntimeError("a lease is entered once: call admission.lease(...) for each block")
+        self._entered = True
+        issuer = self._entrance.issuer
+        if self._own:
+            if would_wait_for_itself(issuer):
+                raise RuntimeError(
+                    "a lease with own=True waits in the queue, and this task holds bytes of the same budget: "
+                    "it would wait for itself. Start a task of its own for it, or leave own=True out"
+                )
+            return None
+        holder = holder_of(issuer)
+        if holder is None:
+            return None
+        self._held = block = enter_block(holder, self._estimate.bytes)
+        return block.lease
+
+    def _begun(self, lease: Lease) -> Lease:
+        self._held = lease
+        enter(lease)
+        return lease
+
+    def _end(self, error: BaseException | None) -> None:
+        held = self._held
+        if isinstance(held, Block):
+            leave_block(held, error)
+        elif held is not None:
+            leave(held)
+            held.finish(error)
+
+    def _refused(self, rejected: Rejected) -> None:
+        lane = self._asked.get("lane", 0)
+        self._entrance.refused(rejected, lane=lane, route=_ROUTE, needed=self._estimate.bytes)

@@ -8,34 +8,63 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TypeVar, TypeVarTuple
+from typing import TypeAlias, TypeVar, TypeVarTuple
 
 import anyio
 
-from gpu_admission.admission.lease import Issuer, Lease
+from gpu_admission.admission.lease import Block, Issuer, Lease
+from gpu_admission.runtime.task import running_task
 from gpu_admission.types import Scope
 
 SCOPE_KEY = "gpu_admission.lease"
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
+Holder: TypeAlias = "Lease | Block"
+"""What the running code holds bytes by: the lease of its request, or a block inside it."""
 
-_current: ContextVar[Lease | None] = ContextVar("gpu_admission.lease", default=None)
+_current: ContextVar[Holder | None] = ContextVar("gpu_admission.lease", default=None)
+
+
+innermost: Callable[[], Holder | None] = _current.get
+"""What was entered last here, ended or not; ``None`` for nearly every request that arrives."""
 
 
 def current_lease() -> Lease | None:
     """The lease that the running request holds, or ``None``."""
-    lease = _current.get()
-    while lease is not None and lease.ended:
-        lease = lease.outer
-    return lease
+    holder = _open(_current.get())
+    return None if holder is None else holder.lease
+
+
+def _open(holder: Holder | None) -> Holder | None:
+    """``holder``, or the first around it that is not over."""
+    while holder is not None and holder.is_over:
+        holder = holder.outer
+    return holder
+
+
+def holder_of(issuer: Issuer) -> Holder | None:
+    """What the running code holds bytes of ``issuer`` by."""
+    holder = _current.get()
+    while holder is not None and (holder.is_over or holder.issuer is not issuer):
+        holder = holder.outer
+    return holder
 
 
 def held_lease(issuer: Issuer) -> Lease | None:
     """The open lease of ``issuer`` that the running request holds already."""
-    lease = _current.get()
-    while lease is not None and (lease.ended or lease.issuer is not issuer):
-        lease = lease.outer
-    return lease
+    holder = holder_of(issuer)
+    return None if holder is None else holder.lease
+
+
+def would_wait_for_itself(issuer: Issuer) -> bool:
+    """Whether the running task, or the thread that its request waits for, holds bytes of ``issuer``."""
+    holder = holder_of(issuer)
+    task = running_task()
+    while holder is not None:
+        if not holder.is_over and holder.issuer is issuer and task in (None, holder.task_id):
+            return True
+        holder = holder.outer
+    return False
 
 
 def nesting_lease(issuer: Issuer) -> Lease | None:
@@ -62,10 +91,8 @@ def _started_alike(task: anyio.TaskInfo, other: anyio.TaskInfo) -> bool:
 
 def enter(lease: Lease, scope: Scope | None = None) -> None:
     """Make ``lease`` the current one of this context, and of its request's ``scope``."""
-    outer = _current.get()
-    while outer is not None and outer.ended:
-        outer = outer.outer
-    lease.outer = outer
+    lease.outer = _open(_current.get())
+    lease.task_id = running_task() or 0
     _current.set(lease)
     if scope is not None:
         lease.covers = scope.get(SCOPE_KEY)
@@ -84,6 +111,22 @@ def leave(lease: Lease, scope: Scope | None = None) -> None:
         scope[SCOPE_KEY] = lease.covers
 
 
+def enter_block(holder: Holder, size: int) -> Block:
+    """A block inside ``holder``, for which at least ``size`` bytes are held. Raises ``Rejected``, at once."""
+    block = Block(holder.lease, size, holder.share)
+    block.outer = _open(_current.get())
+    block.task_id = running_task() or 0
+    _current.set(block)
+    return block
+
+
+def leave_block(block: Block, error: BaseException | None = None) -> None:
+    """Close ``block``, whose work may have raised ``error``."""
+    if _current.get() is block:
+        _current.set(block.outer)
+    block.close(error)
+
+
 async def outside(lease: Lease, call: Callable[[*Arguments], Awaitable[T]], *args: *Arguments) -> T:
     """``await call(...)`` as if ``lease`` had not been entered: for what runs in the server.
 
@@ -99,13 +142,12 @@ async def outside(lease: Lease, call: Callable[[*Arguments], Awaitable[T]], *arg
         _current.set(inside)
 
 
-def step_out(lease: Lease) -> Lease | None:
+def step_out(lease: Lease) -> Holder | None:
     """Leave ``lease`` for a call into the server (see ``outside``); ``step_in`` takes what this returns."""
     inside = _current.get()
     _current.set(lease.outer)
     return inside
 
 
-def step_in(inside: Lease | None) -> None:
-    """Undo ``step_out``."""
-    _current.set(inside)
+step_in: Callable[[Holder | None], object] = _current.set
+"""Undo ``step_out``. The variable's own method: each part of a response passes here."""

@@ -52,6 +52,8 @@ class Admission:
         self.lane_names: tuple[str, ...] = tuple(lane.name for lane in settings.lanes)
         pickers = [picker for picker in (settings.lane, settings.flow) if picker is not None]
         self.picks_lanes = bool(pickers)
+        self.shapes_responses = settings.server_timing or settings.hold == "response"
+        """Whether the settings add anything to every response."""
         self.pickers_read = any(getattr(picker, "needs_body", True) for picker in pickers)
         self.events = Events(self.lane_names)
         self._capacity = settings.capacity
@@ -109,12 +111,20 @@ class Admission:
         return self.entrance.acquire(estimate, **asked)
 
     def lease(
-        self, size: int | str, *, lane: str | None = None, flow: Any = None, timeout: float | None = None
+        self,
+        size: int | str,
+        *,
+        lane: str | None = None,
+        flow: Any = None,
+        timeout: float | None = None,
+        own: bool = False,
     ) -> LeaseContext:
-        """``async with admission.lease("2GiB") as lease:`` right at the model call.
+        """``async with admission.lease("2GiB") as lease:`` right at the model call; in a thread, ``with``.
 
-        Inside a request that holds a lease of this admission already, it is that lease.
-        Raises ``Rejected``.
+        Inside a request that holds a lease of this admission already, it is that lease, grown to
+        ``size`` for the block where it is smaller: it never waits. ``own=True`` takes a place in the
+        queue even there, for a task that works on after its request; in the very task that holds
+        the lease it is a ``RuntimeError``. Raises ``Rejected``.
         """
         charged = parse_bytes(size, name="size")
         if not charged:
@@ -122,7 +132,8 @@ class Admission:
         if timeout is not None:
             checks.number("timeout", timeout)
         index = self.entrance.lane_index(lane)
-        return LeaseContext(self.entrance, Estimate(charged), lane=index, flow=flow, timeout=timeout)
+        asked = Asked(lane=index, flow=flow, timeout=timeout)
+        return LeaseContext(self.entrance, Estimate(charged), own=own, **asked)
 
     @overload
     def admit(self, function: Endpoint) -> Endpoint: ...

@@ -16,9 +16,10 @@ from gpu_admission.admission.feedback import Feedback
 from gpu_admission.admission.lease import Kind, Lease
 from gpu_admission.admission.refusals import Refusals
 from gpu_admission.admission.seam import Budget
+from gpu_admission.admission.shares import Share
 from gpu_admission.budget.ticket import GRANTED, NEW
 from gpu_admission.errors import Rejected
-from gpu_admission.guards.classify import classify
+from gpu_admission.guards.exceptions import classify
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock
@@ -67,8 +68,6 @@ class Endings:
     def disown(self) -> None:
         """This is a forked process: its leases are the parent's, and what they hold is none of ours."""
         self._is_ours = False
-        # Another thread of the parent may have held the lock at the fork: here it would for ever.
-        self.turn = self._locked.turn = Turn()
 
     def end(self, lease: Lease) -> None:
         """Give its bytes back, unless that was done or a handle is open."""
@@ -84,28 +83,37 @@ class Endings:
                 return
             if lease.ended or lease.handles:
                 return
-            lease.ended = True
-            turn.depth = 1
-            try:
-                self._learn_from(lease)
-            finally:
-                self._locked.release(lease.ticket)
-                turn.depth = 0
-        if self._events.observers and lease.ticket.state is not NEW:  # else it was given in mode "off"
-            self._events.of("released", lease, held=self._locked.now() - lease.ticket.granted_at)
+            outlived = lease.share is not None and self._is_outlived(lease)
+            if not outlived:
+                now = self._give_back(lease, turn)
+        if outlived:
+            self._resized(lease)
+        elif self._events.observers and lease.ticket.state is not NEW:  # else it was given in mode "off"
+            self._events.of("released", lease, held=now - lease.ticket.granted_at)
         if turn.late:
             turn.catch_up()
+
+    def _give_back(self, lease: Lease, turn: Turn) -> float:
+        lease.ended = True
+        turn.depth = 1
+        try:
+            if lease.feedback is not None or lease.outcome[0] != "ok" or self._monitor.is_watching:
+                self._learn_from(lease)
+        finally:
+            now = self._locked.release_in_turn(lease.ticket)
+            turn.depth = 0
+        if lease.outcome[0] == "ok":
+            self.succeeded_at = now
+        return now
 
     def _learn_from(self, lease: Lease) -> None:
         """Before its bytes are free: the next one starts by what this one has shown."""
         kind, error = lease.outcome
-        now = clock.monotonic()
-        if kind == "ok":
-            self.succeeded_at = now
         if lease.feedback is not None:
-            lease.feedback.end(lease.peak, well=kind == "ok")
+            lease.feedback.end(lease.peak, kind)
         if kind != "ok" or self._monitor.is_watching:
-            self._monitor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, now)
+            at = clock.monotonic()
+            self._monitor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, at)
 
     def resize(self, lease: Lease, size: int) -> None:
         """Hold ``size`` bytes from now on. Raises ``Rejected`` for growth that does not fit now."""
@@ -113,17 +121,90 @@ class Endings:
         with self._locked:
             if lease.ended:
                 raise RuntimeError("this lease has ended: it can't be resized")
-            grows = self.settings.mode == "enforce" and size > ticket.bytes
-            if ticket.state is not GRANTED:
-                ticket.bytes = size
-            elif not grows:
-                self._locked.change(ticket, size)
+            grows = self._grows(lease, size)
+            if not grows:
+                self._hold(lease, size)
         # Not inside the turn: a shared budget has to hear from others first.
-        if grows and ticket.state is GRANTED and not self._locked.grow(ticket, size):
+        if grows and not self._locked.grow(ticket, size):
             rejected = self._refusals.no_room(size)
             self._refusals.complete(rejected, size)
             raise rejected
-        if self._events.observers and ticket.state is GRANTED:
+        with self._locked:
+            if lease.share is not None:
+                lease.share.cut(size)
+                lease.share.size = size
+        self._resized(lease)
+
+    def open_share(self, lease: Lease, size: int, around: Share | None) -> Share:
+        """Hold at least ``size`` bytes until the share is closed. Raises ``Rejected``, at once."""
+        with self._locked:
+            if lease.ended:
+                raise RuntimeError("this lease has ended: nothing can be held by it")
+            root = lease.share
+            if root is None:
+                lease.share = root = Share(lease.ticket.bytes)
+            share = (around or root).open(size)
+            before, after = lease.ticket.bytes, root.bytes
+            grows = self._grows(lease, after)
+            if not grows:
+                self._hold(lease, after)
+        if grows and not self._locked.grow(lease.ticket, after):
+            with self._locked:
+                share.close()
+            raise self._no_growth(lease, after)
+        if after != before:
+            self._resized(lease)
+        return share
+
+    def close_share(self, lease: Lease, share: Share) -> None:
+        """Give back what was held for it alone, and end the lease with the last one that outlives it."""
+        if self._is_ours:
+            self.turn.take(partial(self._close_share, lease, share))
+
+    def _close_share(self, lease: Lease, share: Share) -> None:
+        with self._locked:
+            if not share.is_open:
+                return
+            share.close()
+            if lease.ended or lease.share is None:
+                return
+            before, after = lease.ticket.bytes, lease.share.bytes
+            if after:
+                self._hold(lease, after)
+        if lease.is_over:
+            self.end(lease)
+        if after and after != before:
+            self._resized(lease)
+
+    def _is_outlived(self, lease: Lease) -> bool:
+        """Whether blocks run on after their request: its lease holds what they asked from now on."""
+        root = lease.share
+        if root is None or not root.inside:
+            return False
+        if root.is_open:
+            root.close()
+            self._hold(lease, root.bytes)
+        return True
+
+    def _grows(self, lease: Lease, size: int) -> bool:
+        """Whether it has to be asked if ``size`` bytes may be held."""
+        return self.settings.mode == "enforce" and size > lease.ticket.bytes
+
+    def _no_growth(self, lease: Lease, size: int) -> Rejected:
+        lane = lease.ticket.lane
+        if size > self._locked.ledger.largest(lane):
+            return self._refusals.too_large(size, lane)
+        return self._refusals.no_room(size)
+
+    def _hold(self, lease: Lease, size: int) -> None:
+        ticket = lease.ticket
+        if ticket.state is GRANTED:
+            self._locked.change(ticket, size)
+        else:
+            ticket.bytes = size
+
+    def _resized(self, lease: Lease) -> None:
+        if self._events.observers and lease.ticket.state is GRANTED:
             self._events.of("resized", lease)
 
     def teach(self, lease: Lease, estimator: Any, info: RequestInfo) -> None:

@@ -6,17 +6,19 @@ is the edge's work (``http``), who may start the ledger's, waiting ``waiting``'s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from typing import Any, TypedDict
 
 import anyio
 import anyio.to_thread
 
-from gpu_admission.admission.context import nesting_lease
+from gpu_admission.admission.context import Holder, holder_of, innermost, nesting_lease
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.lease import Issuer, Lease
 from gpu_admission.admission.refusals import Refusals
 from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.shadow import Shadow
+from gpu_admission.admission.snapshots import place_of
 from gpu_admission.admission.startup import Startup
 from gpu_admission.admission.waiting import Deadline, Gone, Waiting
 from gpu_admission.budget.ticket import Ticket
@@ -24,7 +26,7 @@ from gpu_admission.errors import Rejected
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.runtime.loop import Home, running_asyncio, running_loop
 from gpu_admission.settings import Settings
-from gpu_admission.types import Estimate
+from gpu_admission.types import Estimate, Place
 
 
 class Asked(TypedDict, total=False):
@@ -39,6 +41,8 @@ class Asked(TypedDict, total=False):
     route: str
     gone: Gone | None
     """Returns when there is nobody left to answer."""
+    queued: Callable[[Ticket], object] | None
+    """Called with its place in the queue, where it has to wait."""
 
 
 class Entrance:
@@ -92,6 +96,7 @@ class Entrance:
         deadline: Deadline | None = None,
         route: str = "*",
         gone: Gone | None = None,
+        queued: Callable[[Ticket], object] | None = None,
     ) -> Lease:
         """A lease on ``estimate.bytes``, after at most ``timeout`` seconds.
 
@@ -112,12 +117,23 @@ class Entrance:
             raise self._refusals.closed(monitor.closed)
         ticket = Ticket(estimate.bytes, lane, flow)
         if not self._locked.ask(ticket):
+            if queued is not None:
+                queued(ticket)
             await self._waiting.wait(ticket, lane, timeout, deadline, gone)
         events.counts["admitted"] += 1
         lease = Lease(self.issuer, ticket, estimate, route)
         if events.observers:
-            events.of("admitted", lease)
+            self._tell(lease)
         return lease
+
+    def _tell(self, lease: Lease) -> None:
+        try:
+            self._events.of("admitted", lease)
+        except (
+            BaseException
+        ):  # an observer's ``SystemExit``, or an interrupt while it ran: nobody gets the lease
+            lease.release()
+            raise
 
     def _without_deciding(self, ticket: Ticket, estimate: Estimate, route: str) -> Lease:
         """A lease that is always given: recorded in ``shadow`` mode, not even counted in ``off``."""
@@ -143,9 +159,24 @@ class Entrance:
             await anyio.to_thread.run_sync(self._monitor.measure, limiter=self._measuring)
             self._startup.start()
 
+    def place(self, ticket: Ticket) -> Place | None:
+        """Where ``ticket`` is in the queue now; ``None``: it does not wait."""
+        return place_of(self._locked, ticket)
+
+    def from_thread(self, ask: Callable[[], Coroutine[Any, Any, Lease]]) -> Lease:
+        """The lease of ``ask()``, which is called and waits in the loop that is served.
+
+        Raises ``RuntimeError`` where that would block the loop, and where there is none.
+        """
+        return self._home.wait_for(ask)
+
     def held(self) -> Lease | None:
         """The lease of this admission that the arriving request holds already."""
-        return nesting_lease(self.issuer)
+        return None if innermost() is None else nesting_lease(self.issuer)
+
+    def holder(self) -> Holder | None:
+        """What the running code holds bytes of this admission by: that lease, or a block inside it."""
+        return holder_of(self.issuer)
 
     def refused(
         self, rejected: Rejected, *, lane: int = 0, route: str = "*", needed: int | None = None

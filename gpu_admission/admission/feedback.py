@@ -7,6 +7,7 @@ estimator's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,26 +15,56 @@ from gpu_admission.admission.seam import Budget
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.types import Estimate
 
+logger = logging.getLogger("gpu_admission")
+
 
 class Feedback:
-    """From the grant of one lease to its end. ``estimator`` has ``observe`` and ``route_of``."""
+    """From the grant of one lease to its end. ``estimator`` has ``observe`` and ``route_of``.
+
+    What fails here, in a meter or an estimator of the user's, is logged and teaches nothing: the
+    request holds its bytes by now, and must neither fail nor keep them by it.
+    """
 
     def __init__(self, estimator: Any, info: RequestInfo, estimate: Estimate, budget: Budget) -> None:
         self._estimator = estimator
-        self._route = estimator.route_of(info)
         self._estimate = estimate
         self._budget = budget
-        ledger = budget.ledger
-        self._grants = ledger.grants
-        self._meter = estimator.meter if ledger.running == 1 else None
-        self._before = self._meter.start() if self._meter else 0
+        self._grants = budget.ledger.grants
+        self._meter: Any = None
+        self._before = 0
+        self._fails = False
+        try:
+            self._begin(info)
+        except Exception:
+            self._failed()
 
-    def end(self, peak: int | None, *, well: bool) -> None:
-        """Pass it on, where the work ended ``well`` and its ``peak`` is known."""
+    def _begin(self, info: RequestInfo) -> None:
+        self._route = self._estimator.route_of(info)
+        meter = self._estimator.meter
+        if meter and self._budget.ledger.running == 1:
+            self._before = meter.start()
+            self._meter = meter
+
+    def end(self, peak: int | None, outcome: str) -> None:
+        """Pass it on, where the work ended well and its ``peak`` is known; or that memory ran out."""
+        if self._fails:
+            return
+        try:
+            self._end(peak, outcome)
+        except Exception:
+            self._failed()
+
+    def _failed(self) -> None:
+        self._fails = True
+        logger.exception("%r could not learn what a request took", type(self._estimator).__name__)
+
+    def _end(self, peak: int | None, outcome: str) -> None:
         if peak is None and self._meter and self._budget.ledger.grants == self._grants:
             # Nothing started beside it: what the device saw was this request's.
             peak = self._meter.peak() - self._before
-        if peak is not None and well:
+        if outcome == "oom" and hasattr(self._estimator, "ran_out"):
+            self._estimator.ran_out()
+        if peak is not None and outcome == "ok":
             self._estimator.observe(self._route, self._estimate, peak)
 
 

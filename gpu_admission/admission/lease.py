@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import anyio
 
 from gpu_admission.admission.feedback import Feedback
+from gpu_admission.admission.shares import Share
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import Rejected
 from gpu_admission.settings import Settings
@@ -49,6 +50,14 @@ class Issuer(Protocol):
         ...
 
     def resize(self, lease: Lease, size: int) -> None: ...
+    def open_share(self, lease: Lease, size: int, around: Share | None) -> Share:
+        """Hold at least ``size`` bytes until the share is closed. Raises ``Rejected``, at once."""
+        ...
+
+    def close_share(self, lease: Lease, share: Share) -> None:
+        """Give back what was held for it alone, and end the lease with the last one that outlives it."""
+        ...
+
     def classify(self, error: BaseException) -> tuple[Kind, str]:
         """How work that raised ``error`` ended, and the name of its class."""
         ...
@@ -66,17 +75,23 @@ class Lease:
     peak: int | None = None
     """The most bytes that ``record_peak`` was given."""
     outcome: tuple[Kind, str] = ("ok", "")
-    outer: Lease | None = None
-    """The lease around this one in its request."""
+    outer: Lease | Block | None = None
+    """What is around this one in its request."""
     covers: object = None
     """The lease of another admission that stood in the scope before."""
     task: anyio.TaskInfo | None = None
     """The request's task, where it sends its response while the lease is in its context."""
     feedback: Feedback | None = None
     """For an estimator that learns from the end of this lease."""
+    task_id = 0
+    """Of the task that it was entered in; 0 where that was a thread."""
+    estimator: object = None
+    """What has priced its request."""
+    share: Share | None = None
+    """What is asked of it, once a block inside its request has asked."""
     handles = 0
     returned = False
-    """The app has: nothing but open handles holds it."""
+    """The app has: nothing but open handles, and blocks that outlive the request, hold it."""
 
     def __init__(self, issuer: Issuer, ticket: Ticket, estimate: Estimate, route: str) -> None:
         self.issuer = issuer
@@ -91,6 +106,16 @@ class Lease:
     def admission(self) -> Any:
         """The ``Admission`` that gave it."""
         return self.issuer.admission
+
+    @property
+    def lease(self) -> Lease:
+        """Itself; of a ``Block`` the lease that it is a part of."""
+        return self
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its request holds nothing by it any more; what has outlived the request still may."""
+        return self.ended or (self.returned and not self.handles)
 
     @property
     def bytes(self) -> int:
@@ -161,11 +186,15 @@ class Lease:
 
     def finish(self, error: BaseException | None) -> None:
         """Release it, and remember how its work ended."""
-        if error is not None and not self.ended and self.outcome[0] not in ("oom", "fault"):
-            self.outcome = self.issuer.classify(error)
+        self.failed(error)
         self.returned = True
         if not self.handles:
             self.issuer.end(self)
+
+    def failed(self, error: BaseException | None) -> None:
+        """Remember that work under it has raised ``error``."""
+        if error is not None and not self.ended and self.outcome[0] not in ("oom", "fault"):
+            self.outcome = self.issuer.classify(error)
 
     def __repr__(self) -> str:
         state = "ended" if self.ended else "open"
@@ -196,3 +225,30 @@ class Handle:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class Block:
+    """A block of code inside the work of ``lease``, and what is held for it until it is closed."""
+
+    __slots__ = ("lease", "outer", "share", "task_id")
+
+    def __init__(self, lease: Lease, size: int, around: Share | None) -> None:
+        """Raises ``Rejected`` where ``lease`` can't grow to ``size`` bytes now."""
+        self.lease = lease
+        self.share = lease.issuer.open_share(lease, size, around)
+        self.outer: Lease | Block | None = None
+        self.task_id = 0
+
+    @property
+    def issuer(self) -> Issuer:
+        return self.lease.issuer
+
+    @property
+    def is_over(self) -> bool:
+        return not self.share.is_open
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End it; closing it again changes nothing. ``error``: what its work has raised."""
+        if self.share.is_open and self.lease.is_over:
+            self.lease.failed(error)  # of a request that runs on, its own end says how it went
+        self.lease.issuer.close_share(self.lease, self.share)

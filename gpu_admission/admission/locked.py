@@ -84,7 +84,7 @@ class LockedLedger:
             turn.depth += 1
             try:
                 changed = self.ledger.request(ticket, clock.monotonic())
-                if changed and changed != (ticket,):
+                if changed and (changed[0] is not ticket or len(changed) > 1):
                     self._woken(changed)  # it may have let an earlier one start
             finally:
                 turn.depth -= 1
@@ -98,17 +98,16 @@ class LockedLedger:
 
     def release(self, ticket: Ticket) -> None:
         """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
-        turn = self.turn
-        with turn.lock:
-            turn.depth += 1
-            try:
-                changed = self.ledger.release(ticket, clock.monotonic())
-                if changed:
-                    self._woken(changed)
-            finally:
-                turn.depth -= 1
-        if turn.late:
-            turn.catch_up()
+        with self.turn:
+            self.release_in_turn(ticket)
+
+    def release_in_turn(self, ticket: Ticket) -> float:
+        """The same where the caller has the turn, without taking it again. Returns the ledger's time."""
+        now = clock.monotonic()
+        changed = self.ledger.release(ticket, now)
+        if changed:
+            self._woken(changed)
+        return now
 
     def force(self, ticket: Ticket) -> None:
         """Hold ``ticket`` whether it fits or not: for watching without deciding."""

@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from gpu_admission.runtime.turn import Turn
 from gpu_admission.types import Event
 
 logger = logging.getLogger("gpu_admission")
@@ -42,7 +43,7 @@ class Profiler:
         self._left = requests
         self._lease = 0
         self._trace: Any = None
-        self._lock = threading.RLock()
+        self._lock = Turn()
 
     def __call__(self, event: Event) -> None:
         if event.kind in ("admitted", "shadow"):

@@ -28,8 +28,10 @@ def retry_after(forecast: float | None, otherwise: float) -> int:
     seconds = otherwise if forecast is None else forecast
     if not seconds >= 0:
         seconds = 0.0
-    seconds = min(seconds, _LONGEST)
-    return min(_LONGEST, max(1, math.ceil(seconds + random.uniform(0, max(2.0, seconds / 2)))))
+    spread = max(2.0, min(seconds, _LONGEST) / 2)
+    # At the cap the spread lies below it: all at 60 would return together.
+    seconds = min(seconds, _LONGEST - spread)
+    return min(_LONGEST, max(1, math.ceil(seconds + random.uniform(0, spread))))
 
 
 class Refusals:

@@ -111,5 +111,4 @@ def _idle(snapshot: Snapshot, settings: Settings, largest: int, capacity: int) -
 
 def _which(settings: Settings) -> str:
     routes = "all" if settings.routes is None else list(settings.routes)
-    methods = "all that may carry work" if settings.methods is None else sorted(settings.methods)
-    return f"routes={routes}, exclude={list(settings.exclude)}, methods={methods}"
+    return f"routes={routes}, exclude={list(settings.exclude)}, methods={sorted(settings.methods)}"

@@ -93,6 +93,10 @@ class Budget(Protocol):
     def release(self, ticket: Ticket) -> None:
         """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
 
+    def release_in_turn(self, ticket: Ticket) -> float:
+        """The same for one who has the turn; the ledger's time."""
+        ...
+
     def force(self, ticket: Ticket) -> None:
         """Hold ``ticket`` whether it fits or not: for watching without deciding."""
 

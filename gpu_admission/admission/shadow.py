@@ -20,6 +20,7 @@ from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.waiting import Waiting
 from gpu_admission.budget.ticket import NEW, WAITING, Ticket
 from gpu_admission.guards.monitor import Monitor
+from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Event, Snapshot
@@ -60,7 +61,11 @@ class Shadow:
             self._events.counts[f"shadow_{would}"] += 1
         lease = Lease(self._issuer, ticket, estimate, route)
         if self._events.observers:
-            self._events.of("shadow", lease, reason=would)
+            try:
+                self._events.of("shadow", lease, reason=would)
+            except BaseException:
+                lease.release()
+                raise
         return lease
 
     def _would(self, ticket: Ticket, lane: int) -> str:
@@ -110,7 +115,7 @@ class ShadowSummary:
         self._every = every
         self._timer = timer
         # The garbage collector may end a lease, and so call this, inside of this very lock.
-        self._lock = threading.RLock()
+        self._lock = Turn()
         self._counts: Counter[str] = Counter()
         self._peak = 0
         self._running = False

@@ -140,6 +140,10 @@ class Sharing:
     def release(self, ticket: Ticket) -> None:
         self._shared.release(ticket)
 
+    def release_in_turn(self, ticket: Ticket) -> float:
+        self._shared.release(ticket)
+        return self._shared.now()
+
     def force(self, ticket: Ticket) -> None:
         self._shared.force(ticket)
 

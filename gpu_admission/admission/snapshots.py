@@ -8,9 +8,10 @@ from typing import Any
 
 from gpu_admission.admission.seam import Budget
 from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.ticket import WAITING, Ticket
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.runtime import clock
-from gpu_admission.types import DeviceSnapshot, LaneSnapshot, Snapshot, Waiting
+from gpu_admission.types import DeviceSnapshot, LaneSnapshot, Place, Snapshot, Waiting
 
 
 def snapshot_of(
@@ -44,7 +45,7 @@ def snapshot_of(
             lanes=_lanes(ledger),
             devices=_devices(ledger, monitor),
             counts=dict(counts),
-            last_success=None if succeeded_at is None else clock.monotonic() - succeeded_at,
+            last_success=None if succeeded_at is None else now - succeeded_at,
             shared=locked.where,
             members=members,
             away=locked.away,
@@ -69,6 +70,23 @@ def queue_of(locked: Budget, most: int) -> tuple[Waiting, ...]:
             name = ledger.lanes[ticket.lane].lane.name
             waiting.append(Waiting(name, ticket.bytes, now - arrived, forecast))
         return tuple(waiting)
+
+
+def place_of(locked: Budget, ticket: Ticket) -> Place | None:
+    """Where ``ticket`` is in the order of ``queue_of``; ``None``: it does not wait."""
+    locked.catch_up()
+    with locked as ledger:
+        if ticket.state is not WAITING:
+            return None
+        mine = (-ledger.lanes[ticket.lane].lane.priority, ticket.arrived)
+        ahead = [
+            other.bytes
+            for lane in ledger.lanes
+            for other in lane.tickets()
+            if other is not ticket and (-lane.lane.priority, other.arrived) <= mine
+        ]
+        needed = sum(ahead) + ticket.bytes - ledger.available
+        return Place(len(ahead) + 1, ledger.waiting, ledger.drain.seconds(max(needed, ticket.bytes)))
 
 
 def _lanes(ledger: Ledger) -> tuple[LaneSnapshot, ...]:

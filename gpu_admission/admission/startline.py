@@ -21,16 +21,24 @@ _ALWAYS = ("mode", "estimator", "timeout", "max_waiting", "max_body_bytes", "rou
 _SIZES = ("max_body_bytes", "max_buffered_bytes", "fallback", "reserve")
 
 
-def start_line(settings: Settings, capacity: int, devices: Sequence[str]) -> str:
-    """The ``capacity`` on ``devices``, the main settings, and all others that are not at their default."""
+def start_line(settings: Settings, capacity: int, devices: Sequence[str], control: Sequence[str] = ()) -> str:
+    """The ``capacity`` on ``devices``, the main settings, and all others that are not at their default.
+
+    ``control``: patterns of the calls that pass at once.
+    """
     shown = [f"{name}={_word(name, getattr(settings, name))}" for name in _shown(settings)]
+    if control:
+        shown.append(f"control={_word('control', control)}")
     return f"gpu_admission {settings.name!r} starts: capacity={_on(capacity, devices)} {' '.join(shown)}"
 
 
 def _shown(settings: Settings) -> list[str]:
     defaults = {field.name: field.default for field in fields(settings)}
     changed = [name for name in defaults if getattr(settings, name) != _checked(defaults[name])]
-    return [*_ALWAYS, *(name for name in changed if name not in (*_ALWAYS, "capacity", "name", "placement"))]
+    return [
+        *_ALWAYS,
+        *(name for name in changed if name not in (*_ALWAYS, "capacity", "name", "placement", "control")),
+    ]
 
 
 def _checked(default: Any) -> Any:

@@ -67,7 +67,8 @@ class Startup:
             self._monitor.start()
         with self._locked as ledger:
             capacity = ledger.capacity
-        logger.info("%s", start_line(self._settings, capacity, self._monitor.names))
+        control = self._metering.control_paths()
+        logger.info("%s", start_line(self._settings, capacity, self._monitor.names, control))
         for sentence in self._misfits():
             logger.warning("%s", sentence)
         self._events.started(capacity)

@@ -1,52 +1,62 @@
 """A JSON body, read for its sizes. Owns the readers, their order, and what they leave out.
 
-Small bodies are parsed as they are. Of large ones the long strings (inline images, mostly)
-are left out, which costs one search for their closing quote, and lists are parsed item by
-item with a Python call between the items, so that other threads get the interpreter. What
-a field means must not be put here.
+Small bodies are parsed as they are, large ones when they have been made short. What a field
+means must not be put here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from gpu_admission.bodies.longstrings import LongString, cut_long_strings, find_keys
+from gpu_admission.bodies.longvalues import PIECE, LongList, LongStrings
+from gpu_admission.bodies.shorten import shorten
 from gpu_admission.errors import UnreadableBody
 
-if TYPE_CHECKING:
-    from gpu_admission.request import RequestInfo
+__all__ = ["LARGE", "MAX_JSON_VALUES", "JSONObject", "LongList", "largest", "parse_json", "read_object"]
 
-LARGE = 128 * 1024
-"""Bodies of at least this many bytes are read in slices, without their long strings."""
+LARGE: Final = 128 * 1024
+"""Bodies of at least this many bytes are made short before they are parsed."""
+MAX_JSON_VALUES: Final = 100_000
+"""The most that is parsed where no setting says another number: some 30 ms, and 10 MB of values."""
+Pairs: TypeAlias = Callable[[list[tuple[str, Any]]], dict[str, Any]]
+_Number: TypeAlias = Callable[[str], Any] | None
 _decode = msgspec.json.Decoder().decode
-_SLICE = 1024 * 1024
-_DEPTH = 3
-_NONE_LONG: Mapping[str, LongString] = {}
+_NONE_LONG: Final = LongStrings()
+_WIDEST = 4
+"""JSON is written with white space up to this many times the body's bytes, and up to ``_ALWAYS``."""
+_ALWAYS = 64 * 1024
+_INDENT = 4
 
 
-class JSONObject:
+class HasBody(Protocol):
+    """What a body is read from."""
+
+    max_json_values: int
+
+    @property
+    def body(self) -> bytes: ...
+
+
+class JSONObject(msgspec.Struct, eq=False):
     """The ``fields`` of a body, and the sizes of strings in it that were too long to read."""
 
-    __slots__ = ("_long", "fields", "is_whole", "total")
+    fields: dict[str, Any]
+    total: int
+    """Bytes of the whole body."""
+    _long: LongStrings = _NONE_LONG
+    is_whole: bool = True
+    """Whether no string was left out."""
 
-    def __init__(
-        self, fields: dict[str, Any], total: int, long: Mapping[str, LongString] = _NONE_LONG
-    ) -> None:
-        self.fields = fields
-        self.total = total
-        """Bytes of the whole body."""
-        self.is_whole = not long
-        """Whether no string was left out."""
-        self._long = long
+    def __repr__(self) -> str:
+        return f"<JSONObject of {self.total} bytes>"  # never what a client wrote
 
     def size(self, text: str) -> int:
         """Bytes of ``text`` in UTF-8, as the app will decode it; never less."""
-        if self._long and (left_out := self._long.get(text)) is not None:
+        if not self.is_whole and (left_out := self._long.get(text)) is not None:
             return left_out.size
         return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
 
@@ -55,120 +65,161 @@ class JSONObject:
         left_out = self._long.get(text)
         return text[:length] if left_out is None else left_out.head(length)
 
+    def pieces(self, text: str) -> Iterator[str]:
+        """All of ``text`` in pieces of up to 64 Ki characters; none of an empty one."""
+        left_out = self._long.get(text)
+        if left_out is not None:
+            return left_out.pieces()
+        return (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+
     def whole(self, text: str) -> str:
         """All of ``text``, for those who can't do with its size."""
         left_out = self._long.get(text)
-        return text if left_out is None else left_out.head(left_out.length)
+        return text if left_out is None else "".join(left_out.pieces())
 
     def json_size(self, value: Any) -> int:
         """Bytes of ``value`` as compact JSON, or twice the whole body where it can't be written."""
+        lists: list[LongList] = []
         try:
-            written = msgspec.json.encode(value, enc_hook=_spaces)
+            written = msgspec.json.encode(value, enc_hook=lists.append)
         except (ValueError, OverflowError, RecursionError):
             return 2 * self.total
+        size = len(written) + sum(found.size for found in lists if type(found) is LongList)
         if self.is_whole:
-            return len(written)
-        return len(written) + sum(self._long[key].length for key in find_keys(written.decode(), self._long))
+            return size
+        return size + sum(string.length for _, string in self._long.find(written.decode()))
 
-    def json_text(self, value: Any) -> str:
-        """``value`` as a template writes it: JSON with white space."""
-        written = json.dumps(value, ensure_ascii=False, indent=4, default=_spaces)
-        for key in find_keys(written, self._long):
-            written = written.replace(key, self.whole(key))
+    def spaced_size(self, value: Any) -> int:
+        """At least the bytes of ``value`` as JSON in lines, indented by 4; what a template may write."""
+        return self.json_size(value) + _white_space(value)
+
+    def json_text(self, value: Any) -> str | None:
+        """``value`` as a template writes it: JSON with white space. ``None`` where that is far too long.
+
+        Lists in lists take as much white space as they are deep: 200 kB of them become 700 MiB.
+        """
+        if self.spaced_size(value) > max(_WIDEST * self.total, _ALWAYS):
+            return None
+        written = json.dumps(value, ensure_ascii=False, indent=_INDENT, default=_spaces)
+        for key, string in self._long.find(written):
+            written = written.replace(key, "".join(string.pieces()))
         return written
 
 
-class LongList:
-    """A long list of numbers, of which only the count and the bytes are known."""
+def read_object(request: HasBody, *, repeats: Pairs | None = None) -> JSONObject:
+    """The body of ``request``, which must be a JSON object. Raises ``UnreadableBody``.
 
-    __slots__ = ("_length", "size")
-
-    def __init__(self, length: int, size: int) -> None:
-        self._length = length
-        self.size = size
-
-    def __len__(self) -> int:
-        return self._length
-
-
-def read_object(info: RequestInfo, *, parse: Callable[[bytes], Any] | None = None) -> JSONObject:
-    """The body of ``info``, which must be a JSON object. Raises ``UnreadableBody``.
-
-    ``parse`` reads JSON in the way of a server that differs from Python's.
+    Of a name that an object has twice the last value counts, or what ``repeats`` makes of the pairs.
     """
-    body = info.body
-    if len(body) < LARGE:
-        return _object((parse or parse_json)(body), len(body), _NONE_LONG)
-    short, long = cut_long_strings(body)
-    return _object((parse or _parse_sliced)(short), len(body), long)
+    body, most = request.body, request.max_json_values
+    if len(body) < LARGE and len(body) <= most:
+        return _object(_parse(body, repeats), len(body), _NONE_LONG)
+    short = shorten(body, most)
+    return _object(
+        _parse(short.text, repeats, short.lists.read if short.lists else None), len(body), short.strings
+    )
 
 
-def _object(fields: Any, total: int, long: Mapping[str, LongString]) -> JSONObject:
+def parse_json(body: bytes, most: int = MAX_JSON_VALUES) -> Any:
+    """The parsed ``body``, whole. Raises ``UnreadableBody`` where Python's ``json`` would raise.
+
+    ``TooComplex`` is raised for more than ``most`` values, those of lists of numbers included.
+    """
+    if len(body) < LARGE and len(body) <= most:
+        return _parse(body)
+    short = shorten(body, most, lists=False)
+    value = _parse(short.text)
+    return _put_back(value, short.strings) if short.strings else value
+
+
+def largest(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """``pairs`` as an object; of a name's values the largest, for servers that take the first."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        found[name] = max(found[name], value, key=_rank) if name in found else value
+    return found
+
+
+def _object(fields: Any, total: int, long: LongStrings) -> JSONObject:
     if type(fields) is not dict:
         raise UnreadableBody("the body must be a JSON object")
-    return JSONObject(fields, total, long)
+    return JSONObject(fields, total, long, long is _NONE_LONG or not long)
 
 
-def parse_json(body: bytes) -> Any:
-    """The parsed ``body``: msgspec first, then ``json`` for what only that accepts.
-
-    Raises ``UnreadableBody`` where Python's ``json`` would raise.
-    """
+def _parse(text: bytes, repeats: Pairs | None = None, number: _Number = None) -> Any:
+    """msgspec first, then ``json`` for what only that accepts, or where a name is repeated."""
     try:
-        return _decode(body)
+        value = _decode(text) if number is None else msgspec.json.Decoder(float_hook=number).decode(text)
+        if repeats is None or text.count(b":") == _count_names(value):
+            return value
     except (ValueError, RecursionError):
         pass
-    return parse_with(json.loads, body)
-
-
-def parse_with(loads: Callable[[bytes], Any], body: bytes) -> Any:
-    """``body`` read by ``loads``, a form of ``json.loads``. Raises ``UnreadableBody``."""
     try:
-        return loads(body)
+        return json.loads(text, object_pairs_hook=repeats, parse_float=number)
     except (ValueError, RecursionError) as error:
         raise UnreadableBody(f"the body is not JSON: {type(error).__name__}") from None
 
 
-def _parse_sliced(body: bytes) -> Any:
-    try:
-        return _parse_slices(memoryview(body.lstrip()), _DEPTH)
-    except (ValueError, RecursionError):
-        return parse_with(partial(json.loads, object_hook=_as_found), body)
+def _count_names(value: Any) -> int:
+    """At most the names that were read: with each colon in a string, or repeated name, one fewer."""
+    count = 0
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        if type(value) is dict:
+            count += len(value)
+            pending += value.values()
+        elif type(value) is list and value and type(value[0]) in (dict, list):
+            pending += value
+    return count
 
 
-def _parse_slices(raw: memoryview, depth: int) -> Any:
-    kind = bytes(raw[:1]) if len(raw) >= _SLICE and depth else b""
-    if kind == b"{":
-        members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-        return {name: _parse_slices(memoryview(value), depth - 1) for name, value in members.items()}
-    if kind == b"[":
-        return _parse_list(raw)
-    return msgspec.json.decode(raw)
+def _rank(value: Any) -> tuple[float, int]:
+    """Numbers by their size; anything else by the bytes that it takes."""
+    if value is None or value != value:
+        return (0.0, 0)
+    if isinstance(value, (int, float)):
+        return (float(value) if abs(value) < 2**53 else 2.0**53, 0)
+    return (0.0, JSONObject({}, 2**53).json_size(value))
 
 
-def _parse_list(raw: memoryview) -> Any:
-    text = bytes(raw)
-    if b'"' not in text and text.rfind(b"[") == 0 and b"{" not in text:
-        return LongList(text.count(b",") + 1, len(text))
-    return msgspec.json.decode(raw, type=list[_AnyValue], dec_hook=_as_it_is)
+def _put_back(value: Any, strings: LongStrings) -> Any:
+    """``value`` with the strings that were left out of it, names too."""
+    holder = [value]
+    pending: list[Any] = [holder]
+    while pending:
+        node = pending.pop()
+        if type(node) is dict and any(map(strings.get, node)):
+            members = [(_whole(name, strings), item) for name, item in node.items()]
+            node.clear()
+            node.update(members)
+        for key, item in node.items() if type(node) is dict else enumerate(node):
+            if type(item) is str:
+                node[key] = _whole(item, strings)
+            elif type(item) is dict or type(item) is list:
+                pending.append(item)
+    return holder[0]
 
 
-class _Anything(type):
-    def __instancecheck__(cls, instance: object) -> bool:
-        return True
+def _whole(text: str, strings: LongStrings) -> str:
+    left_out = strings.get(text)
+    return text if left_out is None else "".join(left_out.pieces())
 
 
-class _AnyValue(metaclass=_Anything):
-    """Any JSON value. msgspec calls ``_as_it_is`` for each, where threads may be switched."""
-
-
-def _as_it_is(_type: type, value: object) -> object:
-    return value
-
-
-def _as_found(fields: dict[str, Any]) -> dict[str, Any]:
-    """Called by ``json`` for each object, for the same reason."""
-    return fields
+def _white_space(value: Any) -> int:
+    """Bytes of white space where each value has its own line, indented by its depth."""
+    total = 0
+    pending = [(value, 1)]
+    while pending:
+        value, depth = pending.pop()
+        if type(value) is dict or type(value) is list:
+            line = _INDENT * depth + 2
+            total += line * (len(value) + 1)
+            items = value.values() if type(value) is dict else value
+            pending += [(item, depth + 1) for item in items if type(item) in (dict, list)]
+        elif type(value) is LongList:
+            total += (_INDENT * depth + 2) * (len(value) + 1)
+    return total
 
 
 def _spaces(value: Any) -> str:

@@ -17,7 +17,7 @@ import anyio.to_thread
 from anyio.lowlevel import RunVar
 
 from gpu_admission.errors import ClientLeft
-from gpu_admission.request import Dialect
+from gpu_admission.request import FullDialect
 
 T = TypeVar("T")
 Gone = Callable[[], Awaitable[None]]
@@ -27,7 +27,7 @@ LARGEST_AT_ONCE = 2
 """How many bodies of more than ``MEDIUM_BYTES`` are read at once: one reader is left for the others."""
 SMALL_BYTES = 16 * 1024
 """Up to here nothing is large, and the dialect is not asked."""
-LARGE_BYTES = 256 * 1024
+LARGE_BYTES = 32 * 1024
 """Above this a body is read in a thread, where its dialect names no size of its own."""
 MEDIUM_BYTES = 2 * 2**20
 
@@ -36,10 +36,9 @@ class LineTimeout(Exception):
     """The turn of a body did not come in time."""
 
 
-def is_large(size: int, dialect: Dialect) -> bool:
+def is_large(size: int, dialect: FullDialect) -> bool:
     """Whether reading a body of ``size`` bytes would hold up the event loop."""
-    limit: int = getattr(dialect, "offload_bytes", LARGE_BYTES)
-    return size > SMALL_BYTES and size > limit
+    return size > SMALL_BYTES and size > dialect.offload_bytes
 
 
 async def read_aside(

@@ -1,6 +1,7 @@
 """A multipart body: the headers, sizes and first bytes of its parts. Owns the boundary search.
 
-Content is searched for the next boundary and never copied beyond its first 64 KiB. The
+Content is searched for the next boundary and never copied beyond its first 64 KiB, nor 8 MiB
+of all parts. The
 search goes in windows, so that a large upload does not hold up other threads. What a part
 means must not be put here.
 """
@@ -11,35 +12,67 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+import msgspec
+
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.request import Part
 
 HEAD: Final = 64 * 1024
 """Bytes of each part that are kept."""
+ALL_HEADS: Final = 8 * 1024 * 1024
+"""Bytes that are kept of all parts; behind them, of each part only ``SHORT_HEAD``."""
+SHORT_HEAD: Final = 1024
 MOST_PARTS: Final = 2_000
 """Starlette's own limit: 1,000 files and 1,000 fields."""
 _LONGEST_HEADERS = 16 * 1024
 _WINDOW = 2 * 1024 * 1024
-_TYPE = re.compile(r"\s*multipart/", re.IGNORECASE)
+_TYPE = re.compile(
+    r"\s*multipart/[\w.+-]++((?:\s*+;\s*+[\w!#$%&'*+.^`|~-]++=(?:\"[^\"\\]*+\"|[^\s;\",]++))*+)\s*+;?\s*+",
+    re.IGNORECASE | re.ASCII,
+)
+_BOUNDARY = re.compile(r";\s*boundary(\*[^=]*=|=)(\"[^\"]*\"|[^\s;]*)", re.IGNORECASE)
+_TOKEN = re.compile(r"\"([\w'()+,./:=?-]{1,200})\"|([\w'()+./:=?-]{1,200})", re.ASCII)
 _PARAMETER = re.compile(r";\s*([\w!#$%&'*+.^`|~-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^;\"]*))", re.ASCII)
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One part of a multipart body: its headers' facts, its size, and its first bytes."""
+
+    name: str
+    filename: str | None
+    content_type: str
+    size: int
+    head: bytes
+    """At most the first 64 KiB of its content."""
 
 
 def read_parts(body: bytes, content_type: str) -> tuple[Part, ...]:
     """The parts of ``body``. Raises ``UnreadableBody`` where it is not multipart, or has too many."""
-    boundary = _parameters(content_type).get("boundary", "") if _TYPE.match(content_type) else ""
-    if not 1 <= len(boundary) <= 200:
-        raise UnreadableBody("the body is not multipart with a boundary")
-    parts = tuple(
-        _part(body, start, end) for start, end in _spans(body, boundary.encode("latin-1", "replace"))
-    )
+    parts: list[Part] = []
+    kept = 0
+    for start, end in _spans(body, _boundary(content_type)):
+        parts.append(_part(body, start, end, HEAD if kept < ALL_HEADS else SHORT_HEAD))
+        kept += len(parts[-1].head)
     if not parts:
         raise UnreadableBody("the multipart body has no parts")
-    return parts
+    return tuple(parts)
 
 
 def part_text(part: Part) -> str:
     """The content of ``part`` as text of its size; behind its first 64 KiB only zeros."""
     return part.head.decode("utf-8", "replace") + "0" * (part.size - len(part.head))
+
+
+def _boundary(content_type: str) -> bytes:
+    """The boundary, where the header leaves no doubt which it is.
+
+    Frameworks differ in what they make of two boundaries, of one that is quoted in part or holds
+    white space, and of RFC 2231's ``boundary*``: a client could show each another body.
+    """
+    header = _TYPE.fullmatch(content_type)
+    values = [] if header is None else _BOUNDARY.findall(header[1])
+    if len(values) != 1 or values[0][0] != "=" or not (token := _TOKEN.fullmatch(values[0][1])):
+        raise UnreadableBody("the body is not multipart with one plain boundary")
+    return (token[1] or token[2]).encode()
 
 
 def _spans(body: bytes, boundary: bytes) -> Iterator[tuple[int, int]]:
@@ -71,7 +104,7 @@ def _behind(body: bytes, mark: bytes, start: int) -> int:
     return 0
 
 
-def _part(body: bytes, start: int, end: int) -> Part:
+def _part(body: bytes, start: int, end: int, most: int) -> Part:
     blank = body.find(b"\r\n\r\n", start - 2, start + _LONGEST_HEADERS)
     if blank < 0 or blank > end:
         raise UnreadableBody("a part of the multipart body has no headers")
@@ -84,7 +117,7 @@ def _part(body: bytes, start: int, end: int) -> Part:
         filename=disposition.get("filename", disposition.get("filename*")),
         content_type=headers.get("content-type", ""),
         size=size,
-        head=body[content : content + min(size, HEAD)],
+        head=body[content : content + min(size, most)],
     )
 
 

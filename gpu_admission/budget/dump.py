@@ -14,7 +14,7 @@ import msgspec
 from gpu_admission.budget.forecast import Rate
 from gpu_admission.budget.lanes import LaneDump
 from gpu_admission.budget.ledger import Ledger
-from gpu_admission.budget.small import Sizes
+from gpu_admission.budget.recentsizes import Sizes
 from gpu_admission.budget.ticket import GRANTED, WAITING, Ticket
 
 

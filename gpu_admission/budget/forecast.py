@@ -17,24 +17,25 @@ Rate: TypeAlias = tuple[float, float, float | None]
 class DrainRate:
     """Bytes a second that leases give back under load, over about the last 30 seconds."""
 
-    __slots__ = ("_busy", "_bytes", "_last")
+    __slots__ = ("_busy", "_bytes", "last")
 
     def __init__(self) -> None:
         self._bytes = 0.0
         self._busy = 0.0
-        self._last: float | None = None
+        self.last: float | None = None
+        """When bytes last came back while others waited; ``None`` since nothing waits."""
 
     def released(self, size: int, now: float, waiting: int) -> None:
         """``size`` bytes came back at ``now``, while ``waiting`` others waited for them."""
         if not waiting:
-            self._last = None
+            self.last = None
             return
-        if self._last is not None:
-            passed = max(0.0, now - self._last)
+        if self.last is not None:
+            passed = max(0.0, now - self.last)
             fade = math.exp(-passed / _MEMORY)
             self._bytes = self._bytes * fade + size
             self._busy = self._busy * fade + passed
-        self._last = now
+        self.last = now
 
     @property
     def rate(self) -> float | None:
@@ -43,10 +44,10 @@ class DrainRate:
 
     def dump(self) -> Rate:
         """All that ``load`` needs to go on from here."""
-        return self._bytes, self._busy, self._last
+        return self._bytes, self._busy, self.last
 
     def load(self, state: Rate) -> None:
-        self._bytes, self._busy, self._last = state
+        self._bytes, self._busy, self.last = state
 
     def seconds(self, size: int) -> float | None:
         """Seconds until ``size`` bytes have come back."""

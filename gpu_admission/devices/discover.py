@@ -26,6 +26,8 @@ class Discovery(msgspec.Struct, frozen=True):
 
     devices: tuple[Device, ...]
     reason: str
+    has_gpu: bool = True
+    """Whether these are GPUs; else host memory stands in for one."""
 
 
 def discover(*, env: Mapping[str, str] | None = None) -> Discovery:
@@ -37,7 +39,7 @@ def discover(*, env: Mapping[str, str] | None = None) -> Discovery:
     of_torch = _by_torch()
     if of_torch:
         return Discovery(of_torch, f"{seen}; torch shows {_names(of_torch)}")
-    return Discovery((HostMemory(),), f"{seen}; {_torch_state()}: host memory is metered")
+    return Discovery((HostMemory(),), f"{seen}; {_torch_state()}: host memory is metered", has_gpu=False)
 
 
 def _names(devices: tuple[Device, ...]) -> str:

@@ -7,10 +7,11 @@ pure, and ``explain(workload)``. What a request *asks* is read in ``workloads``.
 from gpu_admission.estimators.constant import Constant
 from gpu_admission.estimators.diffusion import Diffusion, DiffusionFamily
 from gpu_admission.estimators.encoder import Encoder
+from gpu_admission.estimators.goodness import FitError
 from gpu_admission.estimators.kserve import KServeTensors
 from gpu_admission.estimators.kvcache import KVCache
 from gpu_admission.estimators.learned import Learned
-from gpu_admission.estimators.linear import FitError, Linear
+from gpu_admission.estimators.linear import Linear
 from gpu_admission.estimators.meter import PeakMeter, TorchPeak
 from gpu_admission.estimators.model.config import ModelConfig, UnknownModelType
 from gpu_admission.estimators.table import Table

@@ -1,4 +1,4 @@
-"""``Diffusion``: image generation, whose stages run one after the other: the peak is a maximum.
+"""``Diffusion``: images and videos, whose stages run one after the other: the peak is a maximum.
 
 Owns the stages (text encoder, VAE encoder, denoiser, VAE decoder) and what slicing, tiling,
 guidance and offloading do to them. Numbers of a family are values of ``DiffusionFamily``.
@@ -19,13 +19,13 @@ from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Workload
 
-_SCALE = 8
-"""Pixels of a side for one of the latent: the same in all families here."""
 _MIB = 2**20
+_PIXEL = 3 * 4
+"""Bytes of a pixel of a finished frame."""
 
 
 class DiffusionFamily(msgspec.Struct, frozen=True, kw_only=True):
-    """What tells families apart. ``decode_pixel`` and ``encode_pixel`` are bytes at 16 bits."""
+    """What tells families apart. ``decode_pixel`` (of a frame) and ``encode_pixel`` are bytes at 16 bits."""
 
     factor: float
     """Of the denoiser's memory for each latent element (ComfyUI's ``memory_usage_factor``)."""
@@ -41,6 +41,14 @@ class DiffusionFamily(msgspec.Struct, frozen=True, kw_only=True):
     """Whether guidance runs the denoiser on a doubled batch."""
     size: int
     """Side of an image whose size a request does not say, in pixels."""
+    scale: int = 8
+    """Pixels of a side for one of the latent."""
+    temporal: int = 4
+    """Frames for one of the latent, behind the first."""
+    frames: int = 1
+    """Of a video whose length a request does not say."""
+    decode_frames: int | None = None
+    """The most frames that the decoder has in hand at once; ``None``: all of them."""
 
 
 # decode_pixel: 2145 is fitted to measured decodes (SD 1.5) and fits SDXL; 4356 is ComfyUI's.
@@ -54,13 +62,42 @@ _FAMILIES = {
     "qwen-image": DiffusionFamily(
         factor=2.8, heads=24, stride=2, decode_pixel=5799, text=256 * _MIB, size=1024
     ),
-}
+    # Wan: factor and decoder are ComfyUI's (dim / 2222; 7,000 elements a pixel, streamed). The
+    # 1.3B's README states 8.19 GB at 832 x 480 x 81, weights included: 5.4 beside them, 5.6 here.
+    "wan-1.3b": DiffusionFamily(
+        factor=0.7, heads=12, stride=2, decode_pixel=14_000, text=128 * _MIB, size=640, guided=False,
+        frames=81, decode_frames=1,
+    ),
+    "wan-14b": DiffusionFamily(
+        factor=2.31, heads=40, stride=2, decode_pixel=14_000, text=128 * _MIB, size=960, guided=False,
+        frames=81, decode_frames=1,
+    ),
+    # HunyuanVideo: factor fitted to its README (60 GB at 720 x 1280 x 129, 45 at 544 x 960 x 129,
+    # weights of 25.6 included), twice ComfyUI's; decoder ComfyUI's, in diffusers' tiles of 16 frames.
+    "hunyuan-video": DiffusionFamily(
+        factor=3.5, heads=24, stride=2, decode_pixel=5600, text=256 * _MIB, size=960, guided=False,
+        frames=129, decode_frames=16,
+    ),
+    # LTX-Video: factor ComfyUI's; decoder measured, 678 to 712 bytes (dgrauet/ltx-2-mlx#142, #146).
+    "ltx-video": DiffusionFamily(
+        factor=5.5, heads=32, stride=1, decode_pixel=750, text=128 * _MIB, size=624, scale=32, temporal=8,
+        frames=161,
+    ),
+    # CogVideoX: decoder from diffusers' table for 49 frames of 720 x 480 (19 GB with offloading, 11
+    # with tiling), 9 frames at once. No measurement tells the factor; tiling bounds it at about 1.
+    "cogvideox": DiffusionFamily(
+        factor=1.0, heads=48, stride=2, decode_pixel=6500, text=128 * _MIB, size=588, frames=49,
+        decode_frames=9,
+    ),
+}  # fmt: skip
 
 
 class Diffusion:
-    """Bytes that making a batch of images adds: the most of its stages, which follow each other.
+    """Bytes that making a batch of images or videos adds: the most of its stages, which follow each other.
 
-    - ``family``: ``"sd15"``, ``"sdxl"``, ``"sd3"``, ``"flux"``, ``"qwen-image"``, or numbers of your own.
+    - ``family``: of images ``"sd15"``, ``"sdxl"``, ``"sd3"``, ``"flux"``, ``"qwen-image"``; of videos
+      ``"wan-1.3b"``, ``"wan-14b"``, ``"hunyuan-video"``, ``"ltx-video"``, ``"cogvideox"``; or numbers
+      of your own.
     - ``dtype``, ``vae_dtype``: what denoiser and VAE compute in; the VAE's is the denoiser's unless it
       is upcast.
     - ``attention``: ``"fused"``, ``"eager"`` (all scores stored) or ``"split"`` (in slices).
@@ -87,8 +124,8 @@ class Diffusion:
             raise ValueError(f"family={family!r} is not known; known are {', '.join(_FAMILIES)}")
         if attention not in ("fused", "eager", "split"):
             raise ValueError(f"attention must be 'fused', 'eager' or 'split', not {attention!r}")
-        if tile is not None and tile < _SCALE:
-            raise ValueError(f"tile must be at least {_SCALE} pixels, got {tile!r}")
+        if tile is not None and tile < known.scale:
+            raise ValueError(f"tile must be at least {known.scale} pixels, got {tile!r}")
         self.family = known
         self.attention = attention
         self.size = whole_bytes(dtype, option="dtype")
@@ -107,6 +144,8 @@ class Diffusion:
     def estimate(self, workload: Workload) -> Estimate:
         """Bytes of ``sequences`` images of ``width`` by ``height`` at once; 0 by 0 is the family's size.
 
+        With ``frames`` each is a video of so many; 0 is the family's number, which is 1 for images.
+
         With input images it starts by encoding them. ``parts`` are the terms of the largest stage.
         """
         sizes = self.stages(workload)
@@ -121,16 +160,20 @@ class Diffusion:
     def stages(self, workload: Workload) -> dict[str, int]:
         """Bytes of each stage that ``workload`` goes through, without weights."""
         images = max(1, workload.sequences)
-        width, height = workload.width or self.family.size, workload.height or self.family.size
-        latent = -(-width // _SCALE) * -(-height // _SCALE)
+        family = self.family
+        width, height = workload.width or family.size, workload.height or family.size
+        frames = workload.frames or family.frames
+        latent = -(-width // family.scale) * -(-height // family.scale)
+        pixels = latent * family.scale**2
+        latents = latent * (1 + -(-(frames - 1) // family.temporal))
         stages: dict[str, int] = {
-            "text encoder": self.passes * self.family.text * self.size // 2,
-            "denoiser": self._denoiser(images * self.passes, latent),
-            "VAE decode": self._vae(self.family.decode_pixel, images, latent * _SCALE**2),
+            "text encoder": self.passes * family.text * self.size // 2,
+            "denoiser": self._denoiser(images * self.passes, latents),
+            "VAE decode": self._decode(images, pixels, frames),
         }
         if workload.images:
             given = max((w * h for w, h in workload.images), default=0)
-            stages["VAE encode"] = self._vae(self.family.encode_pixel, images, max(latent * _SCALE**2, given))
+            stages["VAE encode"] = self._vae(family.encode_pixel, images, max(pixels, given))
         return stages
 
     def explain(self, workload: Workload) -> str:
@@ -149,6 +192,12 @@ class Diffusion:
             return max(fused, batch * latent * self._split)
         positions = -(-latent // self.family.stride**2)
         return fused + batch * self.family.heads * positions**2 * self._score
+
+    def _decode(self, images: int, pixels: int, frames: int) -> int:
+        """Of the frames in hand, and of those that are done, as 32-bit floats, behind them."""
+        in_hand = min(frames, self.family.decode_frames or frames)
+        done = images * pixels * frames * _PIXEL if frames > in_hand else 0
+        return self._vae(self.family.decode_pixel, images, pixels) * in_hand + done
 
     def _vae(self, pixel: int, images: int, pixels: int) -> int:
         at_once = 1 if self.slicing else images

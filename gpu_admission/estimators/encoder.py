@@ -6,13 +6,9 @@ Owns the padded batch: every row costs as much as the longest. Models that gener
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import Any
-
-from gpu_admission.estimators.model.activations import AttentionPath, decoder_cost, encoder_cost
-from gpu_admission.estimators.model.config import ModelConfig
-from gpu_admission.estimators.model.dtypes import whole_bytes
+from gpu_admission.estimators.model.activations import AttentionPath, attention_of, decoder_cost, encoder_cost
+from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
+from gpu_admission.estimators.model.dtypes import DType, whole_bytes
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Estimate, Workload
@@ -50,15 +46,15 @@ class Encoder:
     @classmethod
     def from_config(
         cls,
-        config: ModelConfig | Mapping[str, Any] | str | os.PathLike[str],
+        config: ConfigSource,
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         attention: AttentionPath = "sdpa",
         keeps_cache: bool = False,
         max_batch: int | None = None,
         max_length: int | None = None,
     ) -> Encoder:
-        """The model of a Hugging Face ``config`` (a path, a ``dict``, or a ``ModelConfig``).
+        """The model of a Hugging Face ``config`` (a path, a ``dict``, or ``model.config``).
 
         ``keeps_cache`` is for decoders used as embedders or rerankers whose forward leaves
         ``use_cache`` on: all rows' keys and values then live together. ``max_batch`` is the most rows
@@ -66,6 +62,7 @@ class Encoder:
         """
         model = ModelConfig.read(config)
         name = model.computes_in(dtype)
+        attention, notes = attention_of(model, attention)
         cost = encoder_cost(model, name, attention) or decoder_cost(model, name, attention)
         masks = 2 if any(layer.attention and layer.attention.window for layer in model.layers) else 1
         stored = [a for layer in model.layers if (a := layer.attention)]
@@ -76,7 +73,7 @@ class Encoder:
             cache=elements * whole_bytes(name, option="dtype") if keeps_cache else 0,
             max_batch=max_batch,
             max_length=max_length,
-            notes=() if model.known else (f"model_type {model.model_type!r} is not known",),
+            notes=notes if model.known else (*notes, f"model_type {model.model_type!r} is not known"),
         )
 
     def __call__(self, info: RequestInfo, /) -> Estimate:

@@ -1,13 +1,14 @@
 """Named numbers of a workload, and products of them: what ``Linear`` and ``Table`` read.
 
-Owns the names: the sizes of ``Workload``, a few that follow from them, and whatever a
-dialect put in ``Workload.features``. No coefficient belongs here.
+Owns the names: the sizes of ``Workload``, a few that follow from them, and what a dialect
+put in ``Workload.features``; and which of them are said of each sequence and which of a whole
+request. No coefficient belongs here.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias
 
@@ -25,6 +26,7 @@ _FIELDS = (
     "beams",
     "width",
     "height",
+    "frames",
     "audio_seconds",
     "tensor_bytes",
     "context",
@@ -35,32 +37,84 @@ _DERIVED: Mapping[str, Feature] = {
     "pixels": lambda w: w.width * w.height,
     "images": lambda w: len(w.images),
 }
+_READ = ("steps", "n_iter", "scripts", "tensors", "largest_tensor_bytes")
+"""What the dialects of this package put in ``Workload.features``."""
+_OWN = "features."
+_OF_ALL = frozenset(
+    (
+        "sequences",
+        "beams",
+        "total_prompt_tokens",
+        "context",
+        "tensor_bytes",
+        "tensors",
+        "largest_tensor_bytes",
+    )
+)
+"""Said of all sequences together: more of these do not multiply it."""
 
 
 def feature(name: str) -> Feature:
-    """A reader of the feature ``name``: a size of ``Workload``, one of ``Workload.features``, or
-    one of ``tokens`` (prompt and new), ``pixels`` (of the image made) and ``images`` (their count).
+    """A reader of the feature ``name``: a size of ``Workload``; one of ``tokens`` (prompt and new),
+    ``pixels`` (of the image made) and ``images`` (their count); what a dialect of this package reads
+    beside them (``steps``); or, written ``"features.shots"``, a number that ``Fields`` reads.
 
-    Raises ``ValueError`` for what is no name. The reader raises ``LookupError`` when a
-    workload has no such feature.
+    Raises ``ValueError`` for any other, with the known ones. The reader raises ``LookupError`` when
+    a workload has no such feature.
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a feature")
     if name in _FIELDS:
         reader: Feature = attrgetter(name)
         return reader
-    return _named(name, _DERIVED.get(name))
+    own = name.removeprefix(_OWN)
+    if own == name and name not in _DERIVED and name not in _READ:
+        raise ValueError(
+            f"{name!r} is not a feature: known are {', '.join((*_FIELDS, *_DERIVED, *_READ))}; "
+            f"a number that your dialect reads is written {_OWN + name!r}"
+        )
+    return _named(own, _DERIVED.get(name))
+
+
+def written(name: str) -> str:
+    """The feature that a dialect calls ``name``: with its prefix where it needs one."""
+    return name if name in (*_FIELDS, *_DERIVED, *_READ) or name.startswith(_OWN) else _OWN + name
 
 
 def product(term: str) -> tuple[Feature, ...]:
     """Readers of the factors of ``term``: ``"prompt_tokens"`` or ``"prompt_tokens*sequences"``."""
-    return tuple(feature(part.strip()) for part in term.split("*"))
+    return tuple(feature(name) for name in factors(term))
+
+
+def factors(term: str) -> tuple[str, ...]:
+    """The names in ``term``."""
+    return tuple(part.strip() for part in term.split("*"))
+
+
+def rows_of(workload: Workload) -> int:
+    """Sequences of ``workload``, at least one."""
+    return workload.sequences if workload.sequences > 1 else 1
+
+
+def per_sequence(terms: Iterable[str]) -> frozenset[str]:
+    """Those of ``terms`` that every sequence costs anew: none where one of them names ``sequences``,
+    for then the terms say themselves what sequences cost; else all that are said of one sequence."""
+    named = {term: factors(term) for term in terms}
+    if any("sequences" in names for names in named.values()):
+        return frozenset()
+    return frozenset(term for term, names in named.items() if _OF_ALL.isdisjoint(names))
 
 
 def workload_of(values: Mapping[str, Any]) -> Workload:
-    """A workload with the sizes ``values``: fields where it has them, else named features."""
+    """A workload with the sizes ``values``: fields where it has them, else named features.
+
+    Raises ``ValueError`` for a name that is no feature.
+    """
     fields = {name: value for name, value in values.items() if name in (*_FIELDS, "total_prompt_tokens")}
-    return Workload(**fields, features={name: v for name, v in values.items() if name not in fields})
+    others = {name: value for name, value in values.items() if name not in fields}
+    for name in others:
+        feature(name)
+    return Workload(**fields, features={name.removeprefix(_OWN): v for name, v in others.items()})
 
 
 def _named(name: str, derived: Feature | None) -> Feature:

@@ -1,136 +1,208 @@
-"""What requests really took, as shares of what was estimated, on one route.
+"""What requests really took, as shares of what was estimated, for one route, model and flow.
 
-Owns two windows: for each size the latest shares, whose median follows a drift within a few
-requests, and for all sizes together how far shares were from the median that stood when
-they came, whose quantile says how much more a next one may take. Pure and synchronous: no
-clock, no I/O, no lock; a bounded number of floats. ``Learned`` decides what is asked of it.
+Owns a window of shares for each size that was asked, and what may be concluded from them: a
+little upwards from one share, downwards only from many. Pure and synchronous: no clock, no I/O,
+no lock; a bounded number of floats. ``Learned`` decides what is asked of it.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
-_PER_OCTAVE = 4
+_PER_OCTAVE = 2
 _LARGEST = 62 * _PER_OCTAVE
-_ENOUGH = 5
-"""Shares that a median needs; a size with fewer borrows from its neighbours."""
+_ENOUGH = 100
+"""Shares of which a 99 % quantile says something; a size with fewer looks at its neighbours too."""
+_USUAL = 8
+"""Shares from which on one far above all of them is an outlier."""
+_FAR = 2.0
+_NEWEST = 32
+"""Shares that count whatever the quantile says: it lags behind a rising need."""
+_RUN = 64
+"""Shares in a row far below what is charged, after which what came before is another model's."""
 
 
 class History:
-    """Shares of actual to estimated bytes on one route, newest last."""
+    """Shares of actual to estimated bytes, by the size estimated, newest last."""
 
-    def __init__(self, *, window: int, recent: int, quantile: float) -> None:
-        self.recent = recent
+    def __init__(self, *, window: int, quantile: float, trust: int) -> None:
+        self.window = window
         self.quantile = quantile
+        self.trust = trust
         self.count = 0
         """Observations ever made."""
-        self._sizes: dict[int, deque[float]] = {}
-        self._errors: deque[float] = deque(maxlen=window)
-        self._ordered: list[float] = []
-        self._medians: dict[int, float] = {}
+        self._sizes: dict[int, _Window] = {}
+        self._latest: deque[float] = deque(maxlen=_NEWEST)
+        self._known: dict[int, float] = {}
         self._steps: tuple[list[int], list[float]] | None = None
 
     def add(self, estimated: int, share: float) -> None:
         """One more request, which was estimated at ``estimated`` bytes and took ``share`` of them."""
         size = size_class(estimated)
-        if self.count:
-            self._add_error(share / self._median(size))
-        self._sizes.setdefault(size, deque(maxlen=self.recent)).append(share)
+        own = self._sizes.get(size)
+        if own is None:
+            own = self._sizes[size] = _Window(self.window)
+        if own.add(share):
+            self._latest.append(share)
+        if own.low_run(share, self._quantile_of(own.ordered)) >= _RUN:
+            del self._sizes[size]
+            self._latest.clear()
         self.count += 1
         self._changed()
 
     def forget(self, estimated: int) -> None:
         """Drop the shares of this size: what comes next contradicts them."""
         self._sizes.pop(size_class(estimated), None)
+        self._latest.clear()
         self._changed()
 
-    def bytes_for(self, estimated: int) -> float:
-        """What a request estimated at ``estimated`` bytes takes at most, with the chance ``quantile``.
+    def doubt(self) -> None:
+        """Believe no share below 1 until as many have come again."""
+        for own in self._sizes.values():
+            own.evidence = 0
+        self._changed()
 
-        Never less than is said of a smaller one. Needs at least one observation.
+    def bytes_for(self, estimated: int, *, caution: int = 1) -> float:
+        """What a request estimated at ``estimated`` bytes is to be charged, margin apart.
+
+        Never less than what smaller ones took. ``caution`` times as many shares are needed
+        before it is less than ``estimated``. Needs at least one observation.
         """
         size = size_class(estimated)
         bounds, most = self._steps or self._climb()
         below = bisect_left(bounds, size)
         smaller = most[below - 1] if below else 0.0
-        return max(estimated * self._median(size), smaller) * self._spread()
+        return max(estimated * self._share(size, caution), smaller)
+
+    def taken_by(self, estimated: int) -> float:
+        """What a request estimated at ``estimated`` bytes took, as few as were seen; 0 when none was."""
+        return estimated * self._near(size_class(estimated)) if self._sizes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
         return {
-            "shares": {str(size): list(shares) for size, shares in self._sizes.items()},
-            "errors": list(self._errors),
+            str(size): {"shares": list(own.shares), "evidence": own.evidence}
+            for size, own in self._sizes.items()
         }
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take in what ``to_dict`` gave. Raises ``ValueError`` for anything else."""
         try:
-            for name, shares in saved["shares"].items():
-                size = min(_LARGEST, max(0, int(name)))
-                self._sizes[size] = deque(map(_share, shares), maxlen=self.recent)
-            for error in saved["errors"]:
-                self._add_error(_share(error))
+            for name, values in saved.items():
+                own = _Window(self.window)
+                for share in values["shares"]:
+                    own.put(_checked(share))
+                own.evidence = min(own.evidence, max(0, int(values["evidence"])))
+                if own.shares:
+                    self._sizes[min(_LARGEST, max(0, int(name)))] = own
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a saved history: {error!r}") from None
-        self._sizes = {size: shares for size, shares in self._sizes.items() if shares}
-        self.count = sum(map(len, self._sizes.values()))
+        self.count = sum(len(own.shares) for own in self._sizes.values())
         self._changed()
 
     def _changed(self) -> None:
-        self._medians.clear()
+        self._known.clear()
         self._steps = None
 
-    def _add_error(self, error: float) -> None:
-        if len(self._errors) == self._errors.maxlen:
-            del self._ordered[bisect_left(self._ordered, self._errors[0])]
-        self._errors.append(error)
-        insort(self._ordered, error)
+    def _share(self, size: int, caution: int) -> float:
+        """The quantile; below 1 as far as the evidence of the very size goes."""
+        share = self._near(size)
+        if share >= 1:
+            return share
+        own = self._sizes.get(size)
+        needed = min(self.window, self.trust * caution)
+        enough = max(needed + 1, min(self.window, _ENOUGH * caution))
+        belief = min(1.0, (own.evidence - needed) / (enough - needed)) if own else 0.0
+        return 1 - belief * (1 - share) if belief > 0 else 1.0
 
-    def _spread(self) -> float:
-        """The order statistic below which a further error stays with the chance; of few, the largest."""
-        known = len(self._ordered)
-        if not known:
-            return 1.0
-        return self._ordered[min(known, math.ceil(self.quantile * (known + 1))) - 1]
-
-    def _median(self, size: int) -> float:
-        known = self._medians.get(size)
+    def _near(self, size: int) -> float:
+        """The quantile of the shares of this size and, while it has few, of those next to it."""
+        known = self._known.get(size)
         if known is None:
-            known = self._medians[size] = self._near_median(size)
+            known = max((self._quantile_of(sorted(self._nearest(size))), *self._newest(size)))
+            self._known[size] = known
         return known
 
-    def _near_median(self, size: int) -> float:
-        shares = self._sizes.get(size)
-        if shares is not None and len(shares) >= _ENOUGH:
-            return median(shares)
+    def _nearest(self, size: int) -> list[float]:
         near: list[float] = []
-        for other in sorted(self._sizes, key=lambda known: abs(known - size)):
-            near.extend(self._sizes[other])
+        for other in sorted(self._sizes, key=lambda of: abs(of - size)):
+            near.extend(self._sizes[other].shares)
             if len(near) >= _ENOUGH:
                 break
-        return median(near) if near else 1.0
+        return near
+
+    def _newest(self, size: int) -> list[float]:
+        """The last shares of this size, and while it has few of any."""
+        own = list(self._sizes[size].shares) if size in self._sizes else []
+        return own[-_NEWEST:] if len(own) >= _ENOUGH else [*own[-_NEWEST:], *self._latest]
+
+    def _quantile_of(self, ordered: list[float]) -> float:
+        """The order statistic that a further share exceeds with the chance left; of few, the largest."""
+        known = len(ordered)
+        return ordered[min(known, math.ceil(self.quantile * (known + 1))) - 1] if known else 1.0
 
     def _climb(self) -> tuple[list[int], list[float]]:
-        """For each known size the most that it, or a smaller one, takes at its upper bound."""
+        """For each known size the most that it, or a smaller one, was seen to take."""
         bounds, most, highest = sorted(self._sizes), [], 0.0
         for size in bounds:
-            highest = max(highest, 2 ** ((size + 1) / _PER_OCTAVE) * self._median(size))
+            highest = max(highest, 2 ** (size / _PER_OCTAVE) * self._quantile_of(self._sizes[size].ordered))
             most.append(highest)
         self._steps = (bounds, most)
         return self._steps
 
 
+class _Window:
+    """The last shares of one size."""
+
+    __slots__ = ("_lone", "_low", "evidence", "ordered", "shares")
+
+    def __init__(self, length: int) -> None:
+        self.shares: deque[float] = deque(maxlen=length)
+        self.ordered: list[float] = []
+        self.evidence = 0
+        """Shares since the last reason for doubt."""
+        self._lone: tuple[float, int] | None = None
+        self._low = 0
+
+    def add(self, share: float) -> bool:
+        """Whether ``share`` counts: one far above all others waits until a second comes that is, too."""
+        far = len(self.shares) >= _USUAL and share > _FAR * self.ordered[-1]
+        if not far:
+            self.put(share)
+            if self._lone and self.evidence - self._lone[1] > (self.shares.maxlen or 0):
+                self._lone = None
+        elif self._lone is None:
+            self._lone = (share, self.evidence)
+            return False
+        else:
+            self.put(self._lone[0])
+            self.put(share)
+            self._lone = None
+        return True
+
+    def put(self, share: float) -> None:
+        if len(self.shares) == self.shares.maxlen:
+            del self.ordered[bisect_right(self.ordered, self.shares[0]) - 1]
+        self.shares.append(share)
+        insort(self.ordered, share)
+        self.evidence += 1
+
+    def low_run(self, share: float, charged: float) -> int:
+        """Shares in a row that were far below ``charged``, where that is above the estimate."""
+        self._low = self._low + 1 if charged > 1 and _FAR * share < charged else 0
+        return self._low
+
+
 def size_class(size: int) -> int:
-    """Quarters of a doubling: sizes of one class differ by less than a fifth."""
+    """Halves of a doubling: sizes of one class differ by less than 42 %."""
     return min(_LARGEST, int(math.log2(max(1, size)) * _PER_OCTAVE))
 
 
-def _share(value: Any) -> float:
+def _checked(value: Any) -> float:
     share = float(value)
     if not 0 < share < math.inf:
         raise ValueError(f"{value!r} is not a share: it must be a positive number")

@@ -7,9 +7,8 @@ engine keeps of it in ``accountings``. Activations and logits are not here: see
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -20,10 +19,11 @@ from gpu_admission.estimators.model.accountings import (
     cross,
     latent,
     state_unit,
+    unpacked,
     windowed,
 )
-from gpu_admission.estimators.model.config import ModelConfig
-from gpu_admission.estimators.model.dtypes import UNIT, element_size
+from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
+from gpu_admission.estimators.model.dtypes import UNIT, DType, dtype_name, element_size, is_grouped
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Estimate, Workload
@@ -65,10 +65,12 @@ class KVCache:
     @classmethod
     def from_config(
         cls,
-        config: ModelConfig | Mapping[str, Any] | str | os.PathLike[str],
+        config: ConfigSource,
         *,
-        kv_dtype: str | tuple[str, str] = "f16",
-        accounting: str = "full",
+        kv_dtype: DType | tuple[DType, DType] = "f16",
+        accounting: str = "auto",
+        mla: Literal["latent", "expanded"] = "latent",
+        draft: int | ConfigSource = 0,
         block: int = 1,
         slots: int = 1,
         ubatch: int | None = None,
@@ -77,17 +79,19 @@ class KVCache:
         split_streams: bool = False,
         swa_full: bool = False,
         skip_full: bool = False,
-        ssm_dtype: str = "f32",
-        conv_dtype: str | None = None,
+        ssm_dtype: DType = "f32",
+        conv_dtype: DType | None = None,
         conv_full_width: bool = False,
         prompts: Literal["padded", "shared"] = "padded",
         basis: Literal["device", "pool"] = "pool",
     ) -> KVCache:
-        """The cache of a Hugging Face ``config`` (a path, a ``dict``, or a ``ModelConfig``).
+        """The cache of a Hugging Face ``config`` (a path, a ``dict``, or ``model.config``).
 
         ``kv_dtype`` is a name (``"f16"``, ``"fp8"``, ``"q8_0"``, ``"fp8_ds_mla"`` ...) or a pair for
         keys and values. ``accounting`` says what the engine keeps:
 
+        - ``auto``: ``full``, with all that the model has beside it: ``state``, ``cross``, ``indexer``;
+          latent attention as ``mla`` says (``expanded``: older versions of an engine).
         - ``full``: all tokens in every attention layer. Where an engine may do less (windows, a
           latent form) that is the estimate's ``low``.
         - ``windowed``: windowed layers keep at most their window. ``vllm``: in pages, with the
@@ -98,12 +102,18 @@ class KVCache:
         - ``state``: recurrent state of each sequence. ``cross``: keys and values of an encoder's
           output. ``indexer``: the index of sparse attention.
 
-        ``"full+state"`` adds them up. ``block`` rounds each row up to whole pages, ``tp`` divides by
-        tensor-parallel ranks, ``prompts="shared"`` is for engines that never pad and store a prompt
-        once for all its choices. Raises ``ValueError`` and ``TypeError`` naming the option.
+        ``"full+state"`` adds them up. ``draft`` is the model that guesses ahead, which keeps a cache of its
+        own: its config, or how many layers it has (MTP, EAGLE). ``block`` rounds each row up to whole
+        pages, ``tp`` divides by tensor-parallel ranks, ``prompts="shared"`` is for engines that never pad
+        and store a prompt once for all its choices.
+
+        Raises ``ValueError`` and ``TypeError`` naming the option.
         """
-        model = ModelConfig.read(config)
-        names = _accounting_names(accounting, model)
+        model = _with_draft(ModelConfig.read(config), draft)
+        if mla not in ("latent", "expanded"):
+            raise ValueError(f"mla must be 'latent' or 'expanded', not {mla!r}")
+        auto = accounting == "auto"
+        names = _all_names(model, mla) if auto else _accounting_names(accounting, model)
         sizes = _positive(block=block, slots=slots, tp=tp)
         step = ubatch if ubatch is not None else batch_tokens
         key, value, packed = _cache_types(kv_dtype)
@@ -111,16 +121,21 @@ class KVCache:
             key=element_size(key),
             value=element_size(value),
             packed_latent=packed,
-            ssm=element_size(ssm_dtype),
-            conv=element_size(conv_dtype or key),
-            conv_full_width=conv_full_width,
+            ssm=element_size(dtype_name(ssm_dtype, option="ssm_dtype")),
+            conv=element_size(dtype_name(conv_dtype or key, option="conv_dtype")),
+            conv_full_width=conv_full_width or auto,
             batch_tokens=step if step is not None else max((_STEP.get(n, 0) for n in names), default=0),
             split_streams=split_streams,
             swa_full=swa_full,
             skip_full=skip_full,
             **sizes,
         )
-        return cls(_plan(model, names, options, shared=prompts == "shared"), basis=basis)
+        plan = _plan(model, names, options, shared=prompts == "shared")
+        if auto:
+            plan = msgspec.structs.replace(plan, notes=(*plan.notes, *_more_than_some(model)))
+        if is_grouped(key) or is_grouped(value):
+            plan = msgspec.structs.replace(plan, terms=(*plan.terms, *unpacked(model.layers, options)))
+        return cls(plan, basis=basis)
 
     def __call__(self, info: RequestInfo, /) -> Estimate:
         return self.estimate(info.workload)
@@ -175,9 +190,9 @@ class KVCache:
             total = plan.state * rows
             parts["state"] = -(-total // UNIT)
         if plan.cross:
-            positions = plan.image_positions * len(workload.images) or max(
-                workload.prompt_tokens, plan.positions
-            )
+            positions = max(workload.prompt_tokens, plan.positions)
+            if plan.image_positions:
+                positions = plan.image_positions * len(workload.images)
             size = plan.cross * positions * rows
             parts["cross-attention"] = -(-size // UNIT)
             total += size
@@ -197,20 +212,57 @@ def _positive(**options: int) -> dict[str, int]:
     return options
 
 
-def _cache_types(kv_dtype: str | tuple[str, str]) -> tuple[str, str, bool]:
+def _cache_types(kv_dtype: DType | tuple[DType, DType]) -> tuple[str, str, bool]:
     if kv_dtype == "fp8_ds_mla":
         return "bf16", "bf16", True
-    if isinstance(kv_dtype, str):
-        return kv_dtype, kv_dtype, False
-    key, value = kv_dtype
+    pair = kv_dtype if isinstance(kv_dtype, tuple) else (kv_dtype, kv_dtype)
+    key, value = (dtype_name(one, option="kv_dtype") for one in pair)
     return key, value, False
+
+
+def _with_draft(model: ModelConfig, draft: int | ConfigSource) -> ModelConfig:
+    """``model`` with the layers of what guesses ahead of it: a model, or so many layers like its own."""
+    if isinstance(draft, bool) or (isinstance(draft, int) and draft < 0):
+        raise ValueError(f"draft must be a number of layers or a config, got {draft!r}")
+    if not isinstance(draft, int):
+        return msgspec.structs.replace(model, layers=(*model.layers, *ModelConfig.read(draft).layers))
+    own = [layer for layer in model.layers if layer.attention]
+    if draft and not own:
+        raise ValueError(f"draft={draft} needs a model with attention: give the draft model's config")
+    return msgspec.structs.replace(model, layers=(*model.layers, *own[-1:] * draft))
+
+
+def _all_names(model: ModelConfig, mla: str) -> list[str]:
+    """All that the model's layers store."""
+    attentions = [layer.attention for layer in model.layers if layer.attention]
+    latent_ones = any(attention.latent for attention in attentions)
+    names = ["mla_latent" if latent_ones and mla == "latent" else "full"]
+    if any(attention.indexer for attention in attentions):
+        names.append("indexer")
+    if any(layer.state for layer in model.layers):
+        names.append("state")
+    if any(layer.cross for layer in model.layers):
+        names.append("cross")
+    return names
+
+
+def _more_than_some(model: ModelConfig) -> tuple[str, ...]:
+    """What is charged here that some engines do not keep."""
+    notes = []
+    if any(layer.attention and layer.attention.window for layer in model.layers):
+        notes.append("windowed layers are charged whole; accounting='windowed+...' where they are cut")
+    if any(layer.state and layer.state.matrix for layer in model.layers):
+        notes.append("recurrent state is charged at 32 bits; ssm_dtype says otherwise")
+    if any(layer.cross for layer in model.layers):
+        notes.append("what the decoder keeps of the encoder's output, or of images, is counted")
+    return tuple(notes)
 
 
 def _accounting_names(accounting: str, model: ModelConfig) -> list[str]:
     names = accounting.split("+")
     for name in names:
         if name not in ACCOUNTINGS and name not in ("state", "cross"):
-            known = ", ".join([*ACCOUNTINGS, "state", "cross"])
+            known = ", ".join(["auto", *ACCOUNTINGS, "state", "cross"])
             raise ValueError(f"accounting={accounting!r} has the unknown part {name!r}; known are {known}")
     if sum(name in ACCOUNTINGS and name != "indexer" for name in names) > 1:
         raise ValueError(f"accounting={accounting!r} counts the tokens of a sequence more than once")
@@ -232,7 +284,7 @@ def _plan(model: ModelConfig, names: Sequence[str], options: CacheOptions, *, sh
         state=recurrent if "state" in names or only_state else 0,
         cross=crossed,
         positions=model.encoder.positions if model.encoder else 0,
-        image_positions=_image_positions(model),
+        image_positions=model.image_positions,
         shared_prompts=shared,
         preallocated="ollama" in names or "llamacpp_iswa" in names,
         notes=_notes(model, names, recurrent if terms else 0),
@@ -251,15 +303,6 @@ def _low(
     if any(attention.window for attention in attentions):
         return tuple(windowed(model.layers, options))
     return None
-
-
-def _image_positions(model: ModelConfig) -> int:
-    """Of an image in cross-attention: the patches of its tiles, and one token each (Llama 3.2: 4 x 1601)."""
-    if model.encoder is not None or not any(layer.cross for layer in model.layers):
-        return 0
-    vision = model.vision or {}
-    side = int(vision.get("image_size", 560)) // int(vision.get("patch_size", 14))
-    return (side * side + 1) * int(vision.get("max_num_tiles", 4))
 
 
 def _notes(model: ModelConfig, names: Sequence[str], recurrent: int) -> tuple[str, ...]:

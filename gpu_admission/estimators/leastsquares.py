@@ -19,10 +19,7 @@ def fit_nonnegative(rows: Sequence[Row], targets: Row, *, free: int = 1) -> list
     The first ``free`` columns may have a negative one. Lawson and Hanson's active set.
     Raises ``ValueError`` when the columns are not independent.
     """
-    gram = [
-        [sum((r[i] * r[j] for r in rows), Fraction(0)) for j in range(len(rows[0]))]
-        for i in range(len(rows[0]))
-    ]
+    gram = gram_of(rows)
     moment = [
         sum((r[i] * t for r, t in zip(rows, targets, strict=True)), Fraction(0)) for i in range(len(gram))
     ]
@@ -50,6 +47,18 @@ def solve(matrix: Sequence[Row], vector: Row) -> list[Fraction]:
             if i != column and (factor := work[i][column]):
                 work[i] = [a - factor * b for a, b in zip(work[i], work[column], strict=True)]
     return [row[size] for row in work]
+
+
+def inverse(matrix: Sequence[Row]) -> list[list[Fraction]]:
+    """The inverse of a symmetric ``matrix``. Raises ``ValueError`` when there is none."""
+    size = range(len(matrix))
+    return [solve(matrix, [Fraction(i == j) for j in size]) for i in size]
+
+
+def gram_of(rows: Sequence[Row]) -> list[list[Fraction]]:
+    """Sums over ``rows`` of the product of each two columns."""
+    size = range(len(rows[0]))
+    return [[sum((r[i] * r[j] for r in rows), Fraction(0)) for j in size] for i in size]
 
 
 def _gains(gram: Sequence[Row], moment: Row, current: Row, chosen: set[int]) -> dict[int, Fraction]:

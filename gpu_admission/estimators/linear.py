@@ -1,7 +1,7 @@
 """``Linear``: a constant plus coefficients of named features and of products of them.
 
 Owns the form and its fit to measured rows. Which features there are is in ``features``,
-how a fit is solved is in ``leastsquares``.
+how a fit is solved is in ``leastsquares``, how far it is to be trusted in ``goodness``.
 """
 
 from __future__ import annotations
@@ -15,27 +15,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpu_admission.estimators.features import Feature, Number, product, workload_of
+from gpu_admission.estimators.features import (
+    Feature,
+    Number,
+    factors,
+    feature,
+    per_sequence,
+    product,
+    rows_of,
+    workload_of,
+)
+from gpu_admission.estimators.goodness import Fit, FitError, faults, saturated
 from gpu_admission.estimators.leastsquares import fit_nonnegative
+from gpu_admission.estimators.rows import MeasuredRow, measured
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import MAX_BYTES, parse_bytes
 from gpu_admission.types import Estimate, Workload
-
-MeasuredRow = tuple[Mapping[str, Any], "int | str"]
-
-
-class FitError(msgspec.Struct, frozen=True):
-    """How far a fit is from the rows it was made from, in bytes; over-estimates are positive."""
-
-    worst: int
-    """The error that is largest in size."""
-    rms: int
-    """Root of the mean squared error."""
-    most_under: int
-    """The largest under-estimate, as a positive number; 0 when no row is above the fit."""
-    worst_row: Mapping[str, Any]
-    """The features of the row with the largest error."""
 
 
 class _Saved(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +41,7 @@ class _Saved(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     constant: int = 0
     basis: Literal["device", "pool"] = "device"
     error: FitError | None = None
+    strict: bool = False
     about: str = ""
 
 
@@ -52,8 +49,14 @@ class Linear:
     """``constant + sum(coefficient x feature)``, with features such as ``"prompt_tokens"`` and
     products such as ``"prompt_tokens*sequences"``; see ``features.feature`` for the names.
 
+    Each sequence (``n``, ``best_of``, a batch) costs the terms anew. Where a term names
+    ``sequences``, the terms are taken as they stand: ``{"tokens": 5, "sequences": 0}`` costs the
+    same for one as for many.
+
     Coefficients are bytes for each unit: an ``int``, a ``float``, or text such as
     ``"0.11MiB"``; none is negative, so that more never costs less. A product of ints is exact.
+    ``error`` comes from ``fit``; what is beyond its rows is said in a note, and with ``strict``
+    refused (2**62 bytes: it fits nowhere).
     """
 
     def __init__(
@@ -63,24 +66,37 @@ class Linear:
         constant: int | str = 0,
         basis: Literal["device", "pool"] = "device",
         error: FitError | None = None,
+        strict: bool = False,
     ) -> None:
         self.constant = _signed_bytes(constant)
         self.coefficients: Mapping[str, Number] = {name: _coefficient(name, c) for name, c in terms.items()}
         self.basis: Literal["device", "pool"] = basis
         self.error = error
         """How well it fits, when made by ``fit``."""
-        self._terms = [(name, c, *_split(product(name))) for name, c in self.coefficients.items()]
+        self.strict = strict
+        pairs = zip(self.coefficients.items(), _columns(terms), strict=True)
+        self._terms = [(name, c, *_split(factors)) for (name, c), factors in pairs]
+        self._floor = error.smallest if error else 0
+        self._notes = error.notes if error else ()
+        self._reach = [(name, feature(name), most) for name, most in error.reach.items()] if error else []
 
     def __call__(self, info: RequestInfo, /) -> Estimate:
         return self.estimate(info.workload)
 
     def estimate(self, workload: Workload) -> Estimate:
         """Bytes of ``workload``. Raises ``LookupError`` when it lacks a feature."""
-        notes = assumed(workload) if workload.defaulted else ()
+        notes = (*self._notes, *assumed(workload)) if workload.defaulted else self._notes
+        if self._reach and (beyond := self._beyond(workload)):
+            notes = (*notes, f"beyond the rows that were measured: {', '.join(beyond)}")
+            if self.strict:
+                return Estimate(MAX_BYTES, None, self.basis, {"beyond the rows": MAX_BYTES}, notes)
         try:
             total, parts = self._sum(workload)
         except (OverflowError, ValueError):  # a size that no float holds, or NaN
             return Estimate(MAX_BYTES, None, self.basis, {"out of range": MAX_BYTES}, notes)
+        if total < self._floor:
+            parts["up to the smallest row"] = math.ceil(self._floor - total)
+            total = self._floor
         return Estimate(clamp(total), None, self.basis, parts, notes)
 
     def _sum(self, workload: Workload) -> tuple[Number, dict[str, int]]:
@@ -93,6 +109,14 @@ class Linear:
             parts[name] = math.ceil(value)
             total += value
         return total, parts
+
+    def _beyond(self, workload: Workload) -> list[str]:
+        """The features of which ``workload`` has more than any row had, or which are no number."""
+        return [
+            f"{name} {value:g} > {most:g}"
+            for name, read, most in self._reach
+            if not (value := read(workload)) <= most
+        ]
 
     def explain(self, workload: Workload) -> str:
         """The terms of ``workload``, as text."""
@@ -109,27 +133,28 @@ class Linear:
         *,
         never_below: bool = False,
         basis: Literal["device", "pool"] = "device",
+        strict: bool = False,
     ) -> Linear:
         """The ``Linear`` of these ``terms`` that is nearest, in least squares, to measured rows.
 
         A row is ``({feature: value}, bytes)``. With ``never_below`` the constant is then raised
-        until no row is above the fit. ``.error`` of the result says how well it does. Raises
-        ``ValueError`` when the rows can't tell the terms apart.
+        until no row is above the fit. Nothing is charged less than the smallest row. ``.error`` of the
+        result says how well it fits and what speaks against it; with ``strict`` that is a
+        ``ValueError``, as it always is when the rows can't tell the terms apart.
         """
-        measured = [(values, parse_bytes(size, name="a row's size")) for values, size in rows]
-        columns = [product(term) for term in terms]
-        workloads = [workload_of(values) for values, _ in measured]
-        matrix = [[Fraction(1), *(_value(column, w) for column in columns)] for w in workloads]
-        coefficients = _fit(matrix, [Fraction(size) for _, size in measured], terms)
+        fit = _rows(measured(rows, of="Linear.fit"), terms)
+        coefficients = _coefficients(fit)
+        doubts = faults(fit)
+        if strict and doubts:
+            raise ValueError(f"Linear.fit with strict=True: {'; '.join(doubts)}")
         slopes = {term: _plain(c) for term, c in zip(terms, coefficients[1:], strict=True)}
-        constant = math.ceil(coefficients[0])
-        fitted = cls(slopes, constant=constant, basis=basis)
-        fitted.error = _error(fitted, measured)
-        while never_below and fitted.error.most_under:
-            constant += fitted.error.most_under
+        constant, notes = math.ceil(coefficients[0]), (*doubts, *saturated(fit))
+        while True:
             fitted = cls(slopes, constant=constant, basis=basis)
-            fitted.error = _error(fitted, measured)
-        return fitted
+            error = _error(fitted, fit, notes)
+            if not (never_below and error.most_under):
+                return cls(slopes, constant=constant, basis=basis, error=error, strict=strict)
+            constant += error.most_under
 
     def save(self, path: str | os.PathLike[str], *, about: str = "") -> None:
         """Write the coefficients to ``path`` as JSON, for ``load``; ``about`` says where they come from."""
@@ -138,6 +163,7 @@ class Linear:
             constant=self.constant,
             basis=self.basis,
             error=self.error,
+            strict=self.strict,
             about=about,
         )
         text = msgspec.json.format(msgspec.json.encode(saved)) + b"\n"
@@ -150,37 +176,64 @@ class Linear:
         """What ``save`` or ``gpu-admission calibrate`` wrote. Raises ``OSError`` and ``ValueError``."""
         try:
             saved = msgspec.json.decode(Path(path).read_bytes(), type=_Saved)
-            return cls(saved.terms, constant=saved.constant, basis=saved.basis, error=saved.error)
+            return cls(
+                saved.terms,
+                constant=saved.constant,
+                basis=saved.basis,
+                error=saved.error,
+                strict=saved.strict,
+            )
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
             raise ValueError(f"{os.fspath(path)} is not a saved Linear estimator: {error}") from None
+
+
+def _columns(terms: Iterable[str]) -> list[tuple[Feature, ...]]:
+    """The factors of each term, with that of sequences where each of them costs it anew."""
+    names = list(terms)
+    anew = per_sequence(names)
+    return [(*product(name), rows_of) if name in anew else product(name) for name in names]
 
 
 def _split(factors: Sequence[Feature]) -> tuple[Feature, Sequence[Feature]]:
     return factors[0], factors[1:]
 
 
-def _fit(
-    matrix: Sequence[Sequence[Fraction]], sizes: Sequence[Fraction], terms: Sequence[str]
-) -> list[Fraction]:
-    if not matrix:
+def _rows(pairs: Sequence[tuple[Mapping[str, Any], int]], terms: Sequence[str]) -> Fit:
+    if isinstance(terms, str) or not all(isinstance(term, str) for term in terms):
+        raise ValueError(
+            f"terms of Linear.fit must be a list of names, such as ['prompt_tokens'], got {terms!r}"
+        )
+    if not pairs:
         raise ValueError("Linear.fit needs at least one measured row")
+    columns = _columns(terms)
+    workloads = [workload_of(values) for values, _ in pairs]
+    matrix = [[Fraction(1), *(_value(column, w) for column in columns)] for w in workloads]
+    return Fit(terms, matrix, [Fraction(size) for _, size in pairs], [values for values, _ in pairs])
+
+
+def _coefficients(fit: Fit) -> Sequence[Fraction]:
     try:
-        return fit_nonnegative(matrix, sizes)
+        return fit_nonnegative(fit.matrix, fit.sizes)
     except ValueError:
         raise ValueError(
-            f"{len(matrix)} rows can't tell the terms {list(terms)} apart: "
+            f"{len(fit.matrix)} rows can't tell the terms {list(fit.terms)} apart: "
             "measure rows in which each of them changes on its own"
         ) from None
 
 
-def _error(fitted: Linear, measured: Sequence[tuple[Mapping[str, Any], int]]) -> FitError:
-    errors = [fitted.estimate(workload_of(values)).bytes - size for values, size in measured]
+def _error(fitted: Linear, fit: Fit, notes: tuple[str, ...]) -> FitError:
+    workloads = [workload_of(values) for values in fit.values]
+    errors = [fitted.estimate(w).bytes - int(size) for w, size in zip(workloads, fit.sizes, strict=True)]
     worst = max(range(len(errors)), key=lambda i: abs(errors[i]))
+    names = dict.fromkeys([*(name for term in fit.terms for name in factors(term)), "sequences"])
     return FitError(
         worst=errors[worst],
         rms=math.isqrt(sum(e * e for e in errors) // len(errors)),
         most_under=max(0, -min(errors)),
-        worst_row=dict(measured[worst][0]),
+        worst_row=dict(fit.values[worst]),
+        smallest=int(min(fit.sizes)),
+        reach={name: max(map(feature(name), workloads)) for name in names},
+        notes=notes,
     )
 
 

@@ -24,7 +24,7 @@ class PeakMeter(Protocol):
 class TorchPeak:
     """Allocated bytes of this process on one CUDA or ROCm device, as torch's allocator counts them.
 
-    Raises ``RuntimeError`` without torch.
+    Raises ``RuntimeError`` without a torch that is built for one of them.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -32,6 +32,8 @@ class TorchPeak:
             import torch
         except ImportError as error:
             raise RuntimeError("TorchPeak needs torch: install gpu-admission[torch]") from error
+        if torch.version.cuda is None and torch.version.hip is None:
+            raise RuntimeError("TorchPeak needs a torch that is built for CUDA or ROCm: this one is not")
         self._cuda = torch.cuda
         self._device = device
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product as combinations
 from typing import Any, Literal
 
-from gpu_admission.estimators.features import Number, product
+from gpu_admission.estimators.features import Number, per_sequence, product, rows_of
+from gpu_admission.estimators.rows import MeasuredRow, measured
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.request import RequestInfo
-from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
+from gpu_admission.sizes import MAX_BYTES, format_bytes
 from gpu_admission.types import Estimate, Workload
 
 Cell = tuple[int, ...]
@@ -29,27 +30,34 @@ class Table:
     than a smaller one is raised to it, so that more never costs less. ``beyond`` says what a
     request above the grid takes: ``"refuse"`` (2**62 bytes: it fits nowhere) or ``"scale"`` (the
     edge of the grid times how many times it is exceeded, in each feature: enough while growth is
-    at most proportional). A corner that nothing measured covers is always refused.
+    at most proportional). A corner that nothing measured covers is always refused. Each sequence
+    takes a point anew, unless a feature names ``sequences``.
+
+    A row that took more than twice what a larger one took is named in a note; with ``strict`` it
+    is a ``ValueError``.
     """
 
     def __init__(
         self,
-        rows: Iterable[tuple[Mapping[str, Any], int | str]],
+        rows: Iterable[MeasuredRow],
         *,
         beyond: Literal["refuse", "scale"] = "refuse",
         basis: Literal["device", "pool"] = "device",
+        strict: bool = False,
     ) -> None:
         if beyond not in ("refuse", "scale"):
             raise ValueError(f"beyond must be 'refuse' or 'scale', not {beyond!r}")
-        measured = [(values, parse_bytes(size, name="a row's size")) for values, size in rows]
-        self.features = _features(measured)
+        pairs = measured(rows, of="Table")
+        self.features = _features(pairs)
         self.beyond = beyond
         self.basis: Literal["device", "pool"] = basis
         self._readers = [product(name) for name in self.features]
-        points: dict[tuple[Number, ...], int] = {}
-        for values, size in measured:
-            point = tuple(_coordinate(name, values[name]) for name in self.features)
-            points[point] = max(size, points.get(point, 1))
+        self._by_sequence = bool(per_sequence(self.features))
+        points = _points(self.features, pairs)
+        self.notes = _wild(self.features, points)
+        """What speaks against the rows."""
+        if strict and self.notes:
+            raise ValueError(f"Table with strict=True: {'; '.join(self.notes)}")
         self._axes = [sorted({point[i] for point in points}) for i in range(len(self.features))]
         self._cells = _fill(self._axes, points)
 
@@ -61,10 +69,12 @@ class Table:
         point = self._point(workload)
         cell = tuple(bisect_left(axis, value) for axis, value in zip(self._axes, point, strict=True))
         size = self._cells.get(cell)
-        notes = assumed(workload) if workload.defaulted else ()
-        if size is not None:
-            return Estimate(size, None, self.basis, {"measured": size}, notes)
-        return self._above(point, cell, notes)
+        notes = (*self.notes, *assumed(workload)) if workload.defaulted else self.notes
+        rows = rows_of(workload) if self._by_sequence else 1
+        if size is None:
+            return self._above(point, cell, rows, notes)
+        size = clamp(size * rows)
+        return Estimate(size, None, self.basis, {"measured": size}, notes)
 
     def explain(self, workload: Workload) -> str:
         """The point that ``workload`` is charged as, as text."""
@@ -83,7 +93,7 @@ class Table:
             values.append(value if value <= MAX_BYTES else MAX_BYTES)
         return tuple(values)
 
-    def _above(self, point: Sequence[Number], cell: Cell, notes: tuple[str, ...]) -> Estimate:
+    def _above(self, point: Sequence[Number], cell: Cell, rows: int, notes: tuple[str, ...]) -> Estimate:
         over = [
             f"{name} {value:g} > {axis[-1]:g}"
             for name, value, axis in zip(self.features, point, self._axes, strict=True)
@@ -96,18 +106,21 @@ class Table:
         edge = self._cells.get(tuple(min(i, len(axis) - 1) for i, axis in zip(cell, self._axes, strict=True)))
         if edge is None or self.beyond == "refuse":
             return Estimate(MAX_BYTES, None, self.basis, {"beyond the grid": MAX_BYTES}, notes)
-        size: Number = edge
+        size: Number = edge * rows
         for value, axis in zip(point, self._axes, strict=True):
             if value > axis[-1]:
                 size = size * value / axis[-1] if axis[-1] else MAX_BYTES
         return Estimate(clamp(size), None, self.basis, {"scaled": clamp(size)}, notes)
 
 
-def _features(measured: Sequence[tuple[Mapping[str, Any], int]]) -> tuple[str, ...]:
-    if not measured or not measured[0][0]:
+Pairs = Sequence[tuple[Mapping[str, Any], int]]
+
+
+def _features(pairs: Pairs) -> tuple[str, ...]:
+    if not pairs or not pairs[0][0]:
         raise ValueError("Table needs at least one row of features and their size")
-    names = tuple(measured[0][0])
-    for values, _ in measured:
+    names = tuple(pairs[0][0])
+    for values, _ in pairs:
         if set(values) != set(names):
             raise ValueError(
                 f"every row of a Table must have the features {list(names)}, one has {list(values)}"
@@ -115,12 +128,29 @@ def _features(measured: Sequence[tuple[Mapping[str, Any], int]]) -> tuple[str, .
     return names
 
 
-def _coordinate(name: str, value: Any) -> Number:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value <= MAX_BYTES:
-        raise ValueError(f"{name!r} of a row must be a number that is not negative, got {value!r}")
-    point: Number = value
-    return point
+def _points(names: Sequence[str], pairs: Pairs) -> dict[tuple[Number, ...], int]:
+    """The most that was measured at each point, at least a byte."""
+    points: dict[tuple[Number, ...], int] = {}
+    for values, size in pairs:
+        point = tuple(min(MAX_BYTES, values[name]) for name in names)
+        points[point] = max(size, points.get(point, 1))
+    return points
+
+
+def _wild(names: Sequence[str], points: Mapping[tuple[Number, ...], int]) -> tuple[str, ...]:
+    """The point that took most beyond twice what a larger one took, in a sentence."""
+    worst = 2.0
+    said: tuple[str, ...] = ()
+    for point, size in points.items():
+        above = [s for p, s in points.items() if all(a >= b for a, b in zip(p, point, strict=True))]
+        if size > worst * min(above):
+            worst = size / min(above)
+            row = dict(zip(names, point, strict=True))
+            said = (
+                f"the row {row} took {format_bytes(size)}, {worst:.1f} times what a larger one took: "
+                "measure it again, or leave it out",
+            )
+    return said
 
 
 def _fill(axes: Sequence[Sequence[Number]], points: Mapping[tuple[Number, ...], int]) -> dict[Cell, int]:

@@ -7,15 +7,19 @@ rest is derived. For engines with a pool of cache blocks use ``KVCache``.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
-from gpu_admission.estimators.model.activations import AttentionPath, decoder_cost, encoder_cost
-from gpu_admission.estimators.model.config import ModelConfig
-from gpu_admission.estimators.model.dtypes import whole_bytes
+from gpu_admission.estimators.model.activations import (
+    AttentionPath,
+    attention_of,
+    decoder_cost,
+    encoder_cost,
+)
+from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
+from gpu_admission.estimators.model.dtypes import DType, whole_bytes
 from gpu_admission.estimators.model.families import stores_repeated_heads
 from gpu_admission.estimators.model.layers import Attention, State
 from gpu_admission.estimators.terms import assumed, clamp, render
@@ -24,6 +28,8 @@ from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Workload
 
+_SAMPLED = {"greedy": 10, "top_k": 19, "top_p": 40}
+"""Bytes of an entry of the vocabulary in one step; transformers 5.24."""
 _LARGEST_VOCABULARY = 262_208
 """Of a model whose config does not say: that of Gemma 3."""
 _FIXED = 2**20
@@ -49,8 +55,18 @@ class LMPlan(msgspec.Struct, frozen=True, kw_only=True):
     """For each row."""
     logits: int
     """For each position that is projected to the vocabulary."""
+    sampled: int
+    """For each row of a decoding step: the logits, and what the sampler makes of them."""
+    kept_scores: int
+    """For each new token: logits that are handed back."""
+    repeated: int
+    """For each token in a decoding step: keys and values of one layer, for every query head."""
+    experts: int
+    """For each row of a decoding step: the weights of its experts, copied for one product."""
     cross: int
-    """For each position of the encoder's output."""
+    """For each position of the encoder's output, or of an image that the decoder attends to."""
+    image_positions: int
+    """Positions of an image in cross-attention; 0 = there is none."""
     decoder_step: int
     """For each row of a decoding step."""
     encodes: bool
@@ -105,9 +121,9 @@ class TransformersLM:
     @classmethod
     def from_config(
         cls,
-        config: ModelConfig | Mapping[str, Any] | str | os.PathLike[str],
+        config: ConfigSource,
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         attention: AttentionPath = "sdpa",
         keeps_all_logits: bool = False,
         reserved_factor: float = 1.0,
@@ -115,9 +131,13 @@ class TransformersLM:
         prefill_chunk: int = 0,
         cache: Literal["dynamic", "static", "tuple"] = "dynamic",
         max_cache_len: int = 0,
+        mla: Literal["latent", "expanded"] = "latent",
         tower: Vision | None = None,
+        sampling: Literal["greedy", "top_k", "top_p"] = "top_p",
+        output_scores: bool = False,
+        experts: Literal["batched_mm", "grouped_mm", "eager"] = "batched_mm",
     ) -> TransformersLM:
-        """The model of a Hugging Face ``config`` (a path, a ``dict``, or a ``ModelConfig``).
+        """The model of a Hugging Face ``config`` (a path, a ``dict``, or ``model.config``).
 
         - ``dtype``: what it computes in; by default what the config says. Quantised weights do
           not change it.
@@ -127,6 +147,12 @@ class TransformersLM:
         - ``padded``: batches may hold prompts of different lengths, and then need a mask.
         - ``prefill_chunk``, ``cache``, ``max_cache_len``: as given to ``generate``; ``tuple`` is for
           code from before mid-2024, which holds the old and the new cache at once.
+        - ``mla``: how latent attention is kept; ``expanded`` to every head in older versions.
+        - ``sampling``: the dearest that requests may ask for: for each entry of the vocabulary a step
+          holds 10 bytes when it takes the likeliest, 19 for ``top_k``, 40 for ``top_p``.
+          ``output_scores``: every step's scores are kept.
+        - ``experts``: how a decoding step runs a mixture of experts; ``batched_mm`` copies the weights
+          of each row's experts.
         - ``tower``: what looks at images before the prompt is read: ``Vision.from_config(config)``.
 
         Raises ``ValueError`` naming the option.
@@ -136,7 +162,14 @@ class TransformersLM:
             raise ValueError(f"cache must be 'dynamic', 'static' or 'tuple', not {cache!r}")
         if (cache == "static") != (max_cache_len > 0):
             raise ValueError("max_cache_len is needed for cache='static', and only there")
+        if sampling not in _SAMPLED:
+            raise ValueError(f"sampling must be one of {', '.join(_SAMPLED)}, not {sampling!r}")
+        if mla not in ("latent", "expanded"):
+            raise ValueError(f"mla must be 'latent' or 'expanded', not {mla!r}")
+        if experts not in ("batched_mm", "grouped_mm", "eager"):
+            raise ValueError(f"experts must be 'batched_mm', 'grouped_mm' or 'eager', not {experts!r}")
         name = model.computes_in(dtype)
+        attention, notes = attention_of(model, attention)
         plan = _plan(
             model,
             name,
@@ -146,13 +179,17 @@ class TransformersLM:
             chunk=prefill_chunk,
             copies=2 if cache == "tuple" else 1,
             static=max_cache_len,
+            sampled=(model.vocab_size or _LARGEST_VOCABULARY) * _SAMPLED[sampling],
+            kept_scores=(model.vocab_size or _LARGEST_VOCABULARY) * 4 * output_scores,
+            experts=model.experts * whole_bytes(name, option="dtype") * (experts == "batched_mm"),
         )
+        latent = _latent_plan(model, plan, whole_bytes(name, option="dtype"))
         return cls(
-            plan,
-            least=_latent_plan(model, plan, whole_bytes(name, option="dtype")),
+            latent if latent is not None and mla == "latent" else plan,
+            least=None if mla == "latent" else latent,
             tower=tower,
             reserved_factor=reserved_factor,
-            notes=() if model.known else (f"model_type {model.model_type!r} is not known",),
+            notes=(*notes, *_doubts(model)),
         )
 
     def __call__(self, info: RequestInfo, /) -> Estimate:
@@ -217,7 +254,7 @@ class TransformersLM:
 
 _PREFILL = ("cache", "activations", "scores and masks")
 _FIRST_LOGITS = ("cache", "logits", "hidden states")
-_DECODING = ("cache", "activations", "logits", "cache growth")
+_DECODING = ("cache", "activations", "logits", "kept scores", "cache growth", "experts")
 _ENCODING = ("encoder activations", "scores and masks")
 _CROSS_DECODING = ("cross-attention cache", "encoder output", *_DECODING)
 
@@ -228,12 +265,13 @@ def _phases(plan: LMPlan, workload: Workload) -> tuple[Phase, ...]:
         return _encoder_phases(plan, rows, plan.positions or workload.prompt_tokens, workload.new_tokens)
     prompt, chunk = workload.prompt_tokens, plan.chunk
     step = prompt if not chunk or prompt < chunk else chunk
-    held = rows * ((plan.static or prompt) * plan.cache + plan.state)
+    seen = rows * plan.image_positions * len(workload.images) * plan.cross
+    held = rows * ((plan.static or prompt) * plan.cache + plan.state) + seen
     activations = rows * step * plan.activations
     scores = rows * step * prompt * _scores(plan, rows, prompt) if plan.mask else 0
     logits = rows * (step if plan.all_positions or workload.prompt_logprobs else 1) * plan.logits
     hidden = rows * step * plan.hidden
-    decoding = _decoding(plan, rows, plan.static or prompt + workload.new_tokens)
+    decoding = _decoding(plan, rows, plan.static or prompt + workload.new_tokens, workload.new_tokens, seen)
     return (
         (held + activations + scores, "peak at prefill", _PREFILL, (held, activations, scores)),
         (held + logits + hidden, "peak at the first logits", _FIRST_LOGITS, (held, logits, hidden)),
@@ -249,14 +287,17 @@ def _scores(plan: LMPlan, rows: int, prompt: int) -> int:
     return plan.score + (masks * plan.mask + plan.expanded_mask if masks else 0)
 
 
-def _decoding(plan: LMPlan, rows: int, tokens: int) -> tuple[int, ...]:
+def _decoding(plan: LMPlan, rows: int, tokens: int, new_tokens: int, seen: int = 0) -> tuple[int, ...]:
     """At the last token: the whole cache, its windowed layers at their window, and one step."""
     cache = tokens * plan.cache
     for window, size in plan.windows:
         if tokens > window:
             cache -= (tokens - window) * size
     growth = 0 if plan.static else rows * tokens * plan.tensor
-    return rows * (plan.copies * cache + plan.state), rows * plan.decoder_step, rows * plan.logits, growth
+    held = rows * (plan.copies * cache + plan.state) + seen
+    scores = rows * new_tokens * plan.kept_scores
+    growth += rows * tokens * plan.repeated
+    return held, rows * plan.decoder_step, rows * plan.sampled, scores, growth, rows * plan.experts
 
 
 def _encoder_phases(plan: LMPlan, rows: int, positions: int, new_tokens: int) -> tuple[Phase, ...]:
@@ -264,7 +305,7 @@ def _encoder_phases(plan: LMPlan, rows: int, positions: int, new_tokens: int) ->
     masked = plan.score or (plan.mask and rows > 1)
     scores = rows * positions**2 * (plan.score + plan.mask + plan.expanded_mask) if masked else 0
     output = (rows * positions * plan.cross, rows * positions * plan.hidden)
-    decoding = output + _decoding(plan, rows, plan.static or new_tokens)
+    decoding = output + _decoding(plan, rows, plan.static or new_tokens, new_tokens)
     return (
         (activations + scores, "peak in the encoder", _ENCODING, (activations, scores)),
         (sum(decoding), "peak at the end of decoding", _CROSS_DECODING, decoding),
@@ -284,6 +325,9 @@ def _plan(model: ModelConfig, dtype: str, attention: AttentionPath, **options: A
     stored = [a for layer in model.layers if (a := layer.attention)]
     cost = decoder_cost(model, dtype, attention)
     encoding = encoder_cost(model, dtype, attention)
+    if encoding is None:  # a token's place, and its rows of the rotary tables that all layers use
+        place = 2 * model.head_dim * size + 8
+        cost = msgspec.structs.replace(cost, activations=cost.activations + place)
     windows: dict[int, int] = {}
     for a in stored:
         if a.window:
@@ -297,6 +341,8 @@ def _plan(model: ModelConfig, dtype: str, attention: AttentionPath, **options: A
         logits=(model.vocab_size or _LARGEST_VOCABULARY) * (size + 4),
         cross=sum(_vectors(layer.cross, 0) for layer in model.layers if layer.cross) * size,
         decoder_step=cost.activations,
+        repeated=_repeated(model, stored) * size if attention == "eager" else 0,
+        image_positions=model.image_positions,
         encodes=encoding is not None,
         positions=model.encoder.positions if model.encoder else 0,
         **options,
@@ -304,12 +350,31 @@ def _plan(model: ModelConfig, dtype: str, attention: AttentionPath, **options: A
 
 
 def _latent_plan(model: ModelConfig, plan: LMPlan, size: int) -> LMPlan | None:
-    """With latent attention stored as it is, which newer versions do; ``None`` for other models."""
+    """With latent attention stored as it is, which newer versions do, and expanded in the layer that runs;
+    ``None`` for other models."""
     stored = [a for layer in model.layers if (a := layer.attention)]
     if not any(a.latent for a in stored):
         return None
     cache = sum(a.latent + a.indexer if a.latent else _vectors(a, 0) for a in stored) * size
-    return msgspec.structs.replace(plan, cache=cache, windows=(), tensor=max(a.latent for a in stored) * size)
+    tensor = max(a.latent for a in stored) * size
+    expanded = max(a.heads * (a.key_dim + a.value_dim) for a in stored) * size
+    return msgspec.structs.replace(plan, cache=cache, windows=(), tensor=tensor, repeated=expanded)
+
+
+def _repeated(model: ModelConfig, stored: Sequence[Attention]) -> int:
+    """Elements for each token of keys and values repeated to every query head, in the widest layer."""
+    return max((model.heads * (a.key_dim + a.value_dim) for a in stored if a.heads < model.heads), default=0)
+
+
+def _doubts(model: ModelConfig) -> tuple[str, ...]:
+    if not model.known:
+        return (f"model_type {model.model_type!r} is not known",)
+    notes = []
+    if any(layer.state and layer.state.matrix for layer in model.layers):
+        notes.append("recurrent layers are charged as without fused kernels")
+    if any(layer.attention and layer.attention.window for layer in model.layers):
+        notes.append("windowed layers hold the whole prompt until the step after it")
+    return tuple(notes)
 
 
 def _vectors(attention: Attention, heads: int) -> int:

@@ -6,11 +6,14 @@ takes in a language model is a matter of its request: ``workloads``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from gpu_admission.estimators.model.activations import AttentionPath, layer_cost
-from gpu_admission.estimators.model.dtypes import whole_bytes
+from gpu_admission.estimators.model.config import ConfigObject, config_dict
+from gpu_admission.estimators.model.dtypes import DType, dtype_name, whole_bytes
+from gpu_admission.estimators.model.towers import Tower, towers
 from gpu_admission.estimators.terms import clamp, render
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Estimate, Workload
@@ -34,6 +37,7 @@ class Vision:
         size: tuple[int, int] | None = None,
         max_pixels: int | None = None,
         together: bool = False,
+        notes: tuple[str, ...] = (),
     ) -> None:
         if (size is None) == (max_pixels is None):
             raise ValueError("give either size, or max_pixels, of an image as the model sees it")
@@ -49,6 +53,7 @@ class Vision:
         self.size = size
         self.max_pixels = size[0] * size[1] if size is not None else max_pixels or 1
         self.together = together
+        self.notes = notes
 
     @classmethod
     def convolutional(
@@ -73,45 +78,23 @@ class Vision:
     @classmethod
     def from_config(
         cls,
-        config: Mapping[str, Any],
+        config: ConfigObject | Mapping[str, Any] | str | os.PathLike[str],
         *,
-        dtype: str = "bf16",
+        dtype: DType = "bf16",
         attention: AttentionPath = "sdpa",
         max_pixels: int | None = None,
         together: bool | None = None,
     ) -> Vision:
-        """A tower of patches, from a ``vision_config`` or a config that has one.
+        """The tower of a vision-language model's config, or of a ``vision_config``; of several the dearest.
 
         Towers with a ``spatial_merge_size`` (the Qwen family) take images at their own size, up to
-        ``max_pixels`` (by default 16,384 merged tokens), all of a request together; the others
-        take every image at ``image_size``. Raises ``ValueError`` when sizes are missing.
+        ``max_pixels`` (by default 16,384 merged tokens), all of a request together; so do, one by one,
+        those without an ``image_size``. The others take every image at ``image_size``. Raises
+        ``ValueError`` when sizes are missing.
         """
-        vision: Mapping[str, Any] = config.get("vision_config") or config
-        side = _number(vision, "patch_size")
-        hidden, heads = (
-            _number(vision, "embed_dim", "hidden_size"),
-            _number(vision, "num_heads", "num_attention_heads"),
-        )
-        inner = vision.get("intermediate_size") or int(hidden * vision.get("mlp_ratio", 4))
-        merge = vision.get("spatial_merge_size")
-        cost = layer_cost(
-            hidden=hidden,
-            heads=heads,
-            kv_heads=heads,
-            head_dim=hidden // heads,
-            mlp=inner * (3 if vision.get("hidden_act") == "silu" else 2),
-            dtype=dtype,
-            attention=attention,
-        )
-        fixed = None if merge or max_pixels else (_number(vision, "image_size"),) * 2
-        return cls(
-            patch=cost.activations + 3 * side * side * 4,
-            pair=cost.score + cost.mask + cost.expanded_mask,
-            patch_size=side,
-            size=fixed,
-            max_pixels=max_pixels or (16_384 * (side * merge) ** 2 if merge else None),
-            together=bool(merge) if together is None else together,
-        )
+        name = dtype_name(dtype, option="dtype")
+        found = [_of(tower, name, attention, max_pixels, together) for tower in towers(config_dict(config))]
+        return max(found, key=lambda vision: vision.estimate(Workload(images=((0, 0),))).bytes)
 
     def __call__(self, info: RequestInfo, /) -> Estimate:
         return self.estimate(info.workload)
@@ -128,7 +111,7 @@ class Vision:
             parts["activations"] = sum(patches) * self.patch
             squares = sum(patches) ** 2 if self.together else sum(count * count for count in patches)
             parts["scores and masks"] = squares * self.pair
-        return Estimate(clamp(sum(parts.values())), None, "device", parts)
+        return Estimate(clamp(sum(parts.values())), None, "device", parts, self.notes)
 
     def explain(self, workload: Workload) -> str:
         """The terms of ``workload``, as text."""
@@ -147,9 +130,30 @@ class Vision:
         return min(self.max_pixels, (-(-width // grain) * grain) * (-(-height // grain) * grain))
 
 
-def _number(vision: Mapping[str, Any], *names: str) -> int:
-    for name in names:
-        value = vision.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    raise ValueError(f"the vision config lacks {' or '.join(names)}")
+def _of(
+    tower: Tower, dtype: str, attention: AttentionPath, max_pixels: int | None, together: bool | None
+) -> Vision:
+    notes = (tower.note,) if tower.note else ()
+    size = None if max_pixels else tower.size
+    most = max_pixels or (None if size else tower.max_pixels)
+    if tower.channels:
+        pixel = Vision.convolutional(channels=tower.channels, dtype=dtype, size=size, max_pixels=most).pixel
+        return Vision(pixel=pixel, size=size, max_pixels=most, notes=notes)
+    cost = layer_cost(
+        hidden=tower.hidden,
+        heads=tower.heads,
+        kv_heads=tower.heads,
+        head_dim=tower.hidden // tower.heads,
+        mlp=tower.inner,
+        dtype=dtype,
+        attention=attention,
+    )
+    return Vision(
+        patch=cost.activations + 3 * tower.side**2 * 4,
+        pair=cost.score + cost.mask + cost.expanded_mask if tower.hidden and not tower.windowed else 0,
+        patch_size=tower.side,
+        size=size,
+        max_pixels=most,
+        together=tower.together if together is None else together,
+        notes=notes,
+    )

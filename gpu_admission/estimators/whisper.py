@@ -7,13 +7,10 @@ counts up to the number of windows that run at once.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
-from typing import Any
 
 from gpu_admission.estimators.model.activations import AttentionPath, decoder_cost, encoder_cost
-from gpu_admission.estimators.model.config import ModelConfig
-from gpu_admission.estimators.model.dtypes import whole_bytes
+from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
+from gpu_admission.estimators.model.dtypes import DType, whole_bytes
 from gpu_admission.estimators.terms import clamp, render
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Estimate, Workload
@@ -47,15 +44,15 @@ class Whisper:
     @classmethod
     def from_config(
         cls,
-        config: ModelConfig | Mapping[str, Any] | str | os.PathLike[str],
+        config: ConfigSource,
         *,
-        dtype: str | None = None,
+        dtype: DType | None = None,
         attention: AttentionPath = "sdpa",
         beams: int = 1,
         windows: int = 1,
         positions: int | None = None,
     ) -> Whisper:
-        """The model of a Hugging Face ``config`` (a path, a ``dict``, or a ``ModelConfig``).
+        """The model of a Hugging Face ``config`` (a path, a ``dict``, or ``model.config``).
 
         ``beams`` are the server's own, a request can ask for more; ``windows`` how many run at once in
         pipelines that batch; ``positions`` the cells of a self cache, by default the model's limit

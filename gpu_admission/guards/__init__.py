@@ -5,12 +5,12 @@ A guard is a small state machine without a clock: time is an argument. It answer
 and changing a budget are done elsewhere.
 """
 
-from gpu_admission.guards.classify import classify
+from gpu_admission.guards.breaker import OutOfMemoryGuard
 from gpu_admission.guards.device import DeviceGuard
+from gpu_admission.guards.exceptions import classify
 from gpu_admission.guards.fault import FaultGuard
 from gpu_admission.guards.health import Health, readiness
 from gpu_admission.guards.memory import MemoryGuard
-from gpu_admission.guards.outofmemory import OutOfMemoryGuard
 from gpu_admission.guards.thermal import Stage, ThermalGuard
 from gpu_admission.types import Limit
 

@@ -2,8 +2,8 @@
 
 Owns what is healthy and how it is told. Liveness is "this process answers", and stays well
 under any load: a monitor that kills for load makes it worse. Readiness fails only for
-what a restart or a drain would mend; a busy, hot or shrunk device stays ready. Everything
-comes from one snapshot.
+what a restart or a drain would mend, and for a capacity that can't be measured; a busy, hot
+or shrunk device stays ready. Everything comes from one snapshot.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class Observed(Protocol):
 class Health:
     """``/live`` and ``/ready`` of ``admission``: ``app.mount("/health", Health(admission))``.
 
-    ``/live`` answers 200. ``/ready`` answers 200, or 503 while draining or when every device
-    is closed until restart, with the readings, ceilings and who lowered them.
+    ``/live`` answers 200. ``/ready`` answers 200, or 503 while draining, when every device is
+    closed until restart, and while no device tells its memory: every request gets 503 then.
+    With it come the readings, ceilings and who lowered them.
     """
 
     def __init__(self, admission: Observed) -> None:
@@ -52,9 +53,11 @@ def readiness(snapshot: Snapshot) -> dict[str, Any]:
     """Whether traffic should come here, and all that is known about it, as plain JSON types."""
     broken = [device.name for device in snapshot.devices if device.restart_only]
     out_of_order = bool(broken) and len(broken) == len(snapshot.devices)
+    untold = [device.closed_by == "capacity" for device in snapshot.devices]
+    unknown = bool(untold) and all(untold)
     return {
-        "ready": not snapshot.draining and not out_of_order,
-        "status": "draining" if snapshot.draining else "restart needed" if out_of_order else "ready",
+        "ready": not (snapshot.draining or out_of_order or unknown),
+        "status": _status(snapshot.draining, out_of_order, unknown),
         "mode": snapshot.mode,
         "capacity_bytes": snapshot.capacity,
         "ceiling_bytes": snapshot.ceiling,
@@ -65,6 +68,14 @@ def readiness(snapshot: Snapshot) -> dict[str, Any]:
         "last_success_seconds": snapshot.last_success,
         "devices": [_device(device) for device in snapshot.devices],
     }
+
+
+def _status(draining: bool, out_of_order: bool, unknown: bool) -> str:
+    if draining:
+        return "draining"
+    if out_of_order:
+        return "restart needed"
+    return "capacity unknown" if unknown else "ready"
 
 
 def _device(device: DeviceSnapshot) -> Mapping[str, Any]:

@@ -85,6 +85,8 @@ class Monitor:
         self._measuring = threading.Lock()
         self._aside: threading.Thread | None = None
         self._measures = not isinstance(settings.capacity, int)
+        self._missing = ""
+        """Why no device counts as one that was found."""
         self._why = ""
         """How the device was found, for the log."""
         self.is_measured = not self._measures
@@ -136,9 +138,22 @@ class Monitor:
                 found = discover()
                 self._watch(found.devices[:1])
                 self._why = f" [{found.reason}]"
+                if not found.has_gpu:
+                    self._lacks_gpu(found.reason)
             assert self.readings is not None
             self.readings.step()
             self.is_measured = True
+
+    def _lacks_gpu(self, reason: str) -> None:
+        """A service on a GPU whose driver is missing would be let in by the host's memory: say so."""
+        if self._settings.require_gpu:
+            self._missing = f"no GPU was found ({reason}), and require_gpu=True"
+            return
+        logger.warning(
+            "no GPU was found: %s. Give capacity in bytes or devices=[...] where there is one; "
+            "require_gpu=True admits nothing without",
+            reason,
+        )
 
     def measure_aside(self) -> None:
         """The same in a thread of its own, for those who may not be kept waiting."""
@@ -166,6 +181,8 @@ class Monitor:
         if reading is None:
             return
         try:
+            if self._missing:
+                raise ValueError(self._missing)
             measured = self._measure_one(index, reading)
         except ValueError as error:
             logger.log(logging.DEBUG if watched.failure else logging.ERROR, "%s", error)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gpu_admission.runtime.loop import running_asyncio
 from gpu_admission.types import Message, Receive
 
 
@@ -26,7 +27,7 @@ class Ahead:
 
     async def call(self) -> Message:
         """The next message. Cancelled, the call goes on, and the next call returns its message."""
-        if self._task is None and asyncio._get_running_loop() is not None:
+        if self._task is None and running_asyncio() is not None:
             self._task = asyncio.ensure_future(self._receive())
         return await self()
 

@@ -7,18 +7,21 @@ time. What a body means is read in ``workloads``; what it costs in ``estimators`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections import deque
+from collections.abc import Awaitable
+from types import CoroutineType
+from typing import Any, Protocol
 
 import anyio
+import msgspec
 
-from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.admission.context import step_in, step_out
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
-from gpu_admission.runtime.within import within
+from gpu_admission.runtime.loop import running_asyncio
+from gpu_admission.runtime.timelimit import NOT_BEGUN, can_begin, rest
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive, Scope
 
@@ -34,63 +37,53 @@ LEAST_RATE = 4096
 """Bytes a second that an upload must reach beyond its first ``body_timeout`` seconds."""
 
 
-def body_of(admission: Admission, scope: Scope, receive: Receive, *, kept: int = 0) -> Body:
-    """The body of one request to ``admission``; ``kept``: bytes that are held of it elsewhere."""
-    settings = admission.settings
-    body = Body(
-        receive, admission.buffer, settings.max_body_bytes, settings.body_timeout, scope.get("client")
-    )
-    if kept:
-        body.keeps_besides(kept)
-    if admission.mode != "enforce":
-        body.is_free = True
-    return body
+class Limits(Protocol):
+    """The settings that bound an upload."""
+
+    @property
+    def max_body_bytes(self) -> int: ...
+    @property
+    def body_timeout(self) -> float: ...
 
 
-class Body:
+class Body(msgspec.Struct, eq=False):
     """The ``receive`` that the app gets. After the messages that were read it is the server's own.
 
     A disconnect that was seen is returned again on every later call, without suspending.
     """
 
-    # Defaults are the class's: a request that starts at once changes few of them.
-    complete = False
+    _receive: Receive
+    _buffer: BufferedBytes
+    _limits: Limits
+    _scope: Scope
+    is_free: bool = False
+    """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
+    complete: bool = False
     """Its last message has been received."""
-    size = 0
+    size: int = 0
+    counted: int = 0
+    """Bytes that are counted as buffered."""
     disconnected: Message | None = None
     failure: Exception | None = None
     """What the server's ``receive`` raised while the client was watched."""
+    ahead: Ahead | None = None
+    """The server's ``receive``, once the client was watched."""
     refusal: Rejected | None = None
     """Why the app was not given the rest of it: the response is this refusal, if none has begun."""
     lease: Lease | None = None
     """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
-    is_free = False
-    """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
-    _backwards = False
-    """The messages have been turned round, so that the app takes each from the end of the list."""
-    _messages: list[Message] | tuple[Message, ...] = ()
-    _extra = 0
-    _counted = 0
-    _began = 0.0
-    _repeats = False
+    _messages: deque[Message] | tuple[()] = ()
+    """A deque where any has come before the app asked."""
+    _extra: int = 0
+    _began: float = 0.0
+    _repeats: bool = False
 
-    def __init__(
-        self,
-        receive: Receive,
-        buffer: BufferedBytes,
-        limit: int,
-        timeout: float = math.inf,
-        client: Sequence[Any] | None = None,
-    ) -> None:
-        self._receive: Receive = receive
-        self._buffer = buffer
-        self._limit = limit
-        self._timeout = timeout
-        self._client: str | None = client[0] if client else None
+    def __repr__(self) -> str:
+        return f"<Body of {self.size} bytes so far>"  # never what a client wrote
 
     async def __call__(self) -> Message:
         if self._messages:
-            return self._replayed()
+            return self._messages.popleft()
         if self.disconnected is not None:
             return self.disconnected
         if self.refusal is not None and not self.is_free:
@@ -98,8 +91,13 @@ class Body:
         lease = self.lease
         inside = None if lease is None else step_out(lease)
         try:
-            free = self.complete or self.is_free
-            message = await (self._receive() if free else self._in_time())
+            call, waits_for = self._receive(), NOT_BEGUN
+            try:
+                if type(call) is CoroutineType and running_asyncio() is not None:  # see ``can_begin``
+                    waits_for = call.send(None)
+                message = await self._waited_for(call, waits_for)
+            except StopIteration as done:
+                message = done.value
         finally:
             if lease is not None:
                 step_in(inside)
@@ -109,55 +107,72 @@ class Body:
             self._pass_on(message)
         return message
 
-    def _replayed(self) -> Message:
-        messages = self._messages
-        assert isinstance(messages, list)
-        if not self._backwards:
-            self._backwards = True
-            messages.reverse()
-        return messages.pop()
-
     def _pass_on(self, message: Message) -> None:
         """Count what the app reads by itself: the limit is the same. Raises ``TooLarge``."""
         if message["type"] != "http.request":
             return
         self.size += len(message.get("body", b""))
         self.complete = not message.get("more_body", False)
-        if self.size > self._limit and not self.is_free:
+        if self.size > self._limits.max_body_bytes and not self.is_free:
             self.refusal = self._too_large()
             raise self.refusal
 
+    def read_here(self) -> Awaitable[None] | None:
+        """Read what has come by now; what is left to be awaited, where there is more. Raises ``Rejected``."""
+        call, waits_for = self._receive(), NOT_BEGUN
+        if can_begin(call):
+            try:
+                waits_for = call.send(None)
+            except StopIteration as done:
+                self._keep(done.value)
+                # A body that came in one small piece is counted when it has to wait.
+                return None if self.complete and self.size <= WATCHED_BYTES else self.read()
+        return self._read_on(call, waits_for)
+
     async def read(self) -> None:
         """Read to the end of the body. Raises ``Rejected`` or ``ClientLeft``."""
+        self._check_kept()
         while not self.complete:
             self._keep(await self._in_time())
-            if self.disconnected is not None:
-                raise ClientLeft("the client left while its body was read")
-            if not self.is_whole or not self.complete or self.size > WATCHED_BYTES:
-                # One that came in one small piece is counted when it has to wait.
-                self.count()
+            self._check_kept()
+
+    async def _read_on(self, call: Awaitable[Message], waits_for: Any) -> None:
+        self._keep(await self._waited_for(call, waits_for))
+        await self.read()
+
+    def _check_kept(self) -> None:
+        self.count()
+        if self.disconnected is not None:
+            raise ClientLeft("the client left while its body was read")
 
     async def _in_time(self) -> Message:
         """The next message of an upload, which has to come within the limits of time."""
-        if self.is_free:
-            return await self._receive()
+        call, waits_for = self._receive(), NOT_BEGUN
+        if can_begin(call):
+            try:
+                waits_for = call.send(None)
+            except StopIteration as done:
+                here: Message = done.value
+                return here
+        return await self._waited_for(call, waits_for)
+
+    async def _waited_for(self, call: Awaitable[Message], waits_for: Any) -> Message:
         try:
-            return await within(self._patience(), self._receive())
+            return await rest(call, waits_for, self._patience())
         except TimeoutError:
             self.refusal = BodyTimeout(
-                f"the body came too slowly: body_timeout={self._timeout:g} s without a byte, or in all "
-                f"with less than {format_bytes(LEAST_RATE)}/s"
+                f"the body came too slowly: body_timeout={self._limits.body_timeout:g} s without a byte, "
+                f"or in all with less than {format_bytes(LEAST_RATE)}/s"
             )
             raise self.refusal from None
 
     def _patience(self) -> float:
         """Seconds that the next message may take, so that neither it nor the whole takes too long."""
-        if not self._messages and not self.size:
-            return self._timeout
-        now = anyio.current_time()
+        if self.is_free or self.complete:
+            return math.inf
+        longest, now = self._limits.body_timeout, anyio.current_time()
         self._began = self._began or now
-        whole = self._began + self._timeout + self.size / LEAST_RATE
-        return min(self._timeout, max(0.0, whole - now))
+        return min(longest, max(0.0, self._began + longest + self.size / LEAST_RATE - now))
 
     async def watch(self) -> None:
         """Return when the client has left (or its upload can't be held); never raises ``Exception``.
@@ -166,10 +181,9 @@ class Body:
         """
         try:
             self.count()
-            ahead = self._receive
-            if not isinstance(ahead, Ahead):
-                self._receive = ahead = Ahead(ahead)
-            await self._look(ahead)
+            if self.ahead is None:
+                self._receive = self.ahead = Ahead(self._receive)
+            await self._look(self.ahead)
         except Exception as error:
             self.failure = error
 
@@ -179,7 +193,7 @@ class Body:
                 # A client that has left is told behind all that it sent: without a further look its
                 # place in the queue would be a phantom's for as long as requests may wait.
                 await anyio.sleep(LOOK_SECONDS)
-                if not self._buffer.has_room(WATCHED_BYTES, self._client):
+                if not self._buffer.has_room(WATCHED_BYTES, self._client()):
                     continue
             self._keep(await ahead.call())
             self.count()
@@ -193,8 +207,8 @@ class Body:
 
     def close(self) -> None:
         """The request is over: a ``receive`` that is still under way is given up."""
-        if isinstance(self._receive, Ahead):
-            self._receive.close()
+        if self.ahead is not None:
+            self.ahead.close()
 
     @property
     def is_whole(self) -> bool:
@@ -203,31 +217,35 @@ class Body:
 
     def content(self) -> bytes:
         """The whole body, as it came. One copy, none where it came in one piece."""
-        if self.is_whole:
+        if self._messages and len(self._messages) == 1:
             body: bytes = self._messages[0].get("body", b"")
             return body
         return b"".join(message.get("body", b"") for message in self._messages)
 
     def replace(self, content: bytes) -> None:
         """Make ``content`` the whole body that the app gets."""
-        self._messages = [{"type": "http.request", "body": content, "more_body": False}]
+        self._messages = deque([{"type": "http.request", "body": content, "more_body": False}])
 
     def count(self) -> None:
         """Count what is held by now. Raises ``QueueFull``."""
-        more = self.size + self._extra - self._counted
+        more = self.size + self._extra - self.counted
         if more:
-            self._buffer.take(more, self._client)
-            self._counted += more
+            self._buffer.take(more, self._client())
+            self.counted += more
 
     def keeps_besides(self, size: int) -> None:
         """Count ``size`` bytes more while the request waits."""
         self._extra += size
 
+    def _client(self) -> str | None:
+        client = self._scope.get("client")
+        return client[0] if client else None
+
     def hand_over(self) -> None:
         """It waits no more: what is buffered is the app's now, and not counted any longer."""
-        if self._counted:
-            self._buffer.give(self._counted, self._client)
-            self._counted = 0
+        if self.counted:
+            self._buffer.give(self.counted, self._client())
+            self.counted = 0
             self._extra = 0
 
     def _keep(self, message: Message) -> None:
@@ -235,12 +253,13 @@ class Body:
         if kind == "http.disconnect":
             self.disconnected = message
             return
-        if not isinstance(self._messages, list):
-            self._messages = []
-        self._messages.append(message)
+        if self._messages:
+            self._messages.append(message)
+        else:
+            self._messages = deque((message,))
         if kind == "http.request" and not self.complete:
             size = len(message.get("body", b""))
-            if self.size + size > self._limit:
+            if self.size + size > self._limits.max_body_bytes:
                 raise self._too_large()
             self.size += size
             if len(self._messages) > MANY_MESSAGES:
@@ -248,6 +267,5 @@ class Body:
             self.complete = not message.get("more_body", False)
 
     def _too_large(self) -> TooLarge:
-        return TooLarge(
-            "body_too_large", f"the body is larger than max_body_bytes={format_bytes(self._limit)}"
-        )
+        limit = format_bytes(self._limits.max_body_bytes)
+        return TooLarge("body_too_large", f"the body is larger than max_body_bytes={limit}")

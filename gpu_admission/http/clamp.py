@@ -20,17 +20,14 @@ HEADER = b"x-gpu-admission-max-tokens"
 
 def clamped_body(info: RequestInfo, factor: float) -> tuple[int, bytes] | None:
     """The limit that ``factor`` leaves of what is asked, and the body with it; ``None``: nothing changes."""
-    clamp = getattr(info.dialect, "clamp", None)
-    if clamp is None:
-        return None
     try:
         asked = info.workload.new_tokens
         limit = max(1, int(asked * factor))
-        shorter = clamp(info.body, limit) if limit < asked else info.body
+        shorter = info.dialect.clamp(info.body, limit) if limit < asked else info.body
     except UnreadableBody:
         return None
     except Exception as error:  # a dialect of the user's: as with an estimator, no request is lost by it
-        log_failure(f"clamping failed on {type(info.dialect).__name__}", error, "the request stays as it is")
+        log_failure(f"clamping failed on {info.dialect_name}", error, "the request stays as it is")
         return None
     return None if shorter == info.body else (limit, shorter)
 

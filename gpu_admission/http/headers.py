@@ -26,6 +26,15 @@ def of_the_body(scope: Scope) -> tuple[int | None, Sequence[str]]:
     return declared, _encodings(headers) if b"content-encoding" in named else ()
 
 
+def has_no_body(scope: Scope) -> bool:
+    """Whether the headers alone say that no body comes (RFC 9112 6.3); where they don't, it shows later."""
+    named = dict(scope.get("headers", ()))
+    length = named.get(b"content-length")
+    if length is not None:
+        return bool(length == b"0")
+    return scope.get("http_version", "").startswith("1") and b"transfer-encoding" not in named
+
+
 def _encodings(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
     values = b",".join([value for name, value in headers if name == b"content-encoding"])
     names = (name.strip().lower() for name in values.decode("latin-1").split(","))

@@ -15,23 +15,28 @@ import anyio
 
 from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import BufferedBytes, Copies
-from gpu_admission.admission.lease import Lease
+from gpu_admission.admission.context import SCOPE_KEY, enter_block
+from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
 from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, UnreadableBody
-from gpu_admission.http.asking import ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.body import Body
+from gpu_admission.http.charge import ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.clamp import clamp, clamped_body
-from gpu_admission.http.headers import deadline, of_the_body
+from gpu_admission.http.headers import deadline, has_no_body, of_the_body
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import unpack
 from gpu_admission.request import RequestInfo
 from gpu_admission.rules.metering import Rule
 from gpu_admission.runtime.failure import log_failure
 from gpu_admission.sizes import format_bytes
-from gpu_admission.types import Estimate, Scope
+from gpu_admission.types import Estimate, Receive, Scope
 
 UNPACKED_HERE = 64 * 1024
 """A short body that unpacks to at most this much is read like one that was never packed."""
+
+
+class AsksForNothing(Exception):
+    """A request without a body, on a path that is read by no dialect: it needs no lease."""
 
 
 class Intake:
@@ -59,7 +64,7 @@ class Intake:
         admission: Admission,
         rule: Rule,
         scope: Scope,
-        body: Body,
+        receive: Receive,
         *,
         info: RequestInfo | None = None,
         read_size: int = 0,
@@ -68,7 +73,7 @@ class Intake:
         self.admission = admission
         self.rule = rule
         self.scope = scope
-        self.body = body
+        self.body = Body(receive, admission.buffer, admission.settings, scope, admission.mode != "enforce")
         if info is not None:
             self._info = info
             self._is_read = True
@@ -80,12 +85,18 @@ class Intake:
         """The request as estimators, pickers and ``on_reject`` see it."""
         info = self._info
         if info is None:
-            self._info = info = RequestInfo(self.scope, path=self.rule.path, dialect=self.rule.dialect)
+            self._info = info = RequestInfo(
+                self.scope,
+                path=self.rule.path,
+                dialect=self.rule.reader,
+                max_json_values=self.admission.settings.max_json_values,
+            )
         return info
 
     async def lease(self, *, may_clamp: bool = False) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``.
 
+        Of a request that the rule lets be empty ``AsksForNothing``, too.
         ``may_clamp``: the app will read the body from us, so that it may be rewritten.
         """
         admission = self.admission
@@ -96,15 +107,21 @@ class Intake:
         try:
             if not admission.monitor.is_measured:
                 await admission.entrance.measure()
-            admission.entrance.check_open()
-            packed = self._check_headers()
+            empty = self.rule.may_be_empty and has_no_body(self.scope)
+            if not empty:
+                admission.entrance.check_open()
+            declared, packed = of_the_body(self.scope)
+            if (declared or self._read_size) > admission.settings.max_body_bytes:
+                raise self._too_large(declared or 0)
             estimated = self.rule.fixed
             if estimated is None or admission.pickers_read:
                 estimated = await self.estimate(packed, may_clamp=may_clamp)
             elif admission.picks_lanes:
                 self._choose_lane()
+            if empty:  # and costs something all the same
+                admission.entrance.check_open()
             self.needed = estimated.bytes
-            self.body.lease = lease = await admission.acquire(
+            self.body.lease = lease = await admission.entrance.acquire(
                 estimated,
                 lane=self.lane,
                 flow=self.flow,
@@ -113,9 +130,13 @@ class Intake:
                 route=self.rule.route,
                 gone=self.body.watch,
             )
+            lease.estimator = self.rule.estimator
             if self.rule.learns:
                 admission.endings.teach(lease, self.rule.estimator, self.info)
             return lease
+        except AsksForNothing:
+            self.body.is_free = True
+            raise
         except (Rejected, ClientLeft) as error:
             if admission.mode == "shadow":
                 return await self._unread()
@@ -130,25 +151,43 @@ class Intake:
             self.body.close()
             raise
         finally:
+            if self.body.counted:
+                self.body.hand_over()
+
+    async def block(self) -> Block | None:
+        """What the request needs of the lease that it is made under, grown where that is smaller.
+
+        ``None``: the lease was given for this very request. Raises as ``lease`` does.
+        """
+        holder = self.admission.entrance.holder()
+        assert holder is not None
+        if self.scope.get(SCOPE_KEY) is holder.lease and self.rule.estimator is holder.lease.estimator:
+            return None
+        try:
+            self.needed = (self.rule.fixed or await self.estimate(of_the_body(self.scope)[1])).bytes
+            return enter_block(holder, self.needed)
+        except Rejected as rejected:
+            if self.admission.mode == "shadow":
+                return None
+            self.refuse(rejected)
+            raise
+        finally:
             self.body.hand_over()
+            self.body.is_free = True  # the limits are those of the request around it
 
     async def _unread(self) -> Lease:
         charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
         self.body.lease = lease = await self.admission.acquire(charged, route=self.rule.route)
         return lease
 
-    def _check_headers(self) -> Sequence[str]:
-        """The content encodings. Raises ``TooLarge`` by the length that is declared, or known already."""
-        declared, packed = of_the_body(self.scope)
-        limit = self.admission.settings.max_body_bytes
-        if self._read_size > limit:
-            raise TooLarge("body_too_large", f"the body is larger than max_body_bytes={format_bytes(limit)}")
-        if declared is not None and declared > limit:
-            raise TooLarge(
-                "body_too_large",
-                f"Content-Length of {format_bytes(declared)} is above max_body_bytes={format_bytes(limit)}",
-            )
-        return packed
+    def _too_large(self, declared: int) -> TooLarge:
+        limit = format_bytes(self.admission.settings.max_body_bytes)
+        if self._read_size:
+            return TooLarge("body_too_large", f"the body is larger than max_body_bytes={limit}")
+        return TooLarge(
+            "body_too_large",
+            f"Content-Length of {format_bytes(declared)} is above max_body_bytes={limit}",
+        )
 
     # what it takes
 
@@ -157,11 +196,14 @@ class Intake:
 
         A failed estimator is logged, and charged ``fallback`` or all. Raises ``Rejected`` or ``ClientLeft``.
         """
-        body = self.body
+        body, info = self.body, self._info or self.info
         try:
             if (self.rule.needs_body or self.admission.pickers_read) and not self._is_read:
-                await body.read()
-                self._show(packed)
+                if not body.complete:
+                    more = body.read_here()
+                    if more is not None:
+                        await more
+                info.read_from(body.content if body.is_whole and not packed else self._copying(packed))
                 if may_clamp and not packed and self.admission.monitor.clamp is not None:
                     await self._clamp(self.admission.monitor.clamp)
             small = not packed and body.size <= SMALL_BYTES
@@ -174,21 +216,18 @@ class Intake:
         except Exception as error:
             return self._failed(error)
         finally:
-            if self._info is not None:
-                self._info.forget()
+            info.forget()
             if self._copies is not None:
                 self._copies.forget()
 
-    def _show(self, packed: Sequence[str]) -> None:
-        """Let ``info`` have the body that was read."""
-        body = self.body
-        if not packed and body.is_whole:
-            self.info.read_from(body.content)
-            return
-        # The source does not hold this object: that would be a cycle, and keep the body until a collection.
+    def _copying(self, packed: Sequence[str]) -> Callable[[], bytes]:
+        """What makes the body of ``info`` where that is a copy.
+
+        It does not hold this object: that would be a cycle, and keep the body until a collection.
+        """
         self._copies = copies = Copies(self.admission.buffer)
         limit = self.admission.settings.max_body_bytes
-        self.info.read_from(functools.partial(_copy, body, packed, limit, copies))
+        return functools.partial(_copy, self.body, packed, limit, copies)
 
     async def _decide(self, packed: Sequence[str]) -> Estimate | Awaitable[object]:
         """Ask the estimator and the pickers, here or, of a large body, in a thread: all in one turn.
@@ -209,7 +248,7 @@ class Intake:
         return ask(self.rule, self.info)
 
     def _decided(self) -> Estimate | Awaitable[object]:
-        result = ask(self.rule, self.info)
+        result = ask(self.rule, self._info or self.info)
         if self.admission.picks_lanes:
             self._choose_lane()
         return result
@@ -253,6 +292,8 @@ class Intake:
         """Not less than ``fallback``, nor than the body says to an app that ignores its encoding."""
         fallback = self.admission.settings.fallback
         if fallback is None:
+            if self.rule.may_be_empty and self.body.complete and not self.body.size:
+                raise AsksForNothing
             raise error
         charged = fallback
         if packed and self.body.size:

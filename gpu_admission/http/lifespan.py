@@ -18,23 +18,41 @@ logger = logging.getLogger("gpu_admission")
 def started_with(admission: Admission, send: Send) -> Send:
     """``send``, and before the app's ``startup.complete`` goes out, the start of ``admission``.
 
-    What can't be served stops the startup under ``strict=True``; else it is logged, and
-    requests are refused until it can be.
+    What can't be served stops the startup under ``strict=True``: the server is told why, and the
+    app's own lifespan is ended by the same ``ValueError``, raised where it reported for duty.
     """
     if not admission.monitor.is_needed and admission.locked.is_joined:
         admission.startup.start()
         return send
+    return _Starting(admission, send)
 
-    async def send_message(message: Message) -> None:
+
+class _Starting:
+    """The ``send`` of one lifespan."""
+
+    def __init__(self, admission: Admission, send: Send) -> None:
+        self._admission = admission
+        self._send = send
+        self._failed = False
+
+    async def __call__(self, message: Message) -> None:
+        if self._failed:
+            return  # what the app reports of being ended: the server has heard the reason
         if message["type"] == "lifespan.startup.complete":
-            try:
-                await admission.begin()
-            except ValueError as error:
-                logger.error("gpu_admission %r does not start: %s", admission.settings.name, error)
-                admission.startup.stop()
-                message = {"type": "lifespan.startup.failed", "message": f"gpu_admission: {error}"}
+            await self._begin()
         elif message["type"].startswith("lifespan.shutdown"):
-            admission.startup.stop()
-        await send(message)
+            self._admission.startup.stop()
+        await self._send(message)
 
-    return send_message
+    async def _begin(self) -> None:
+        admission = self._admission
+        try:
+            await admission.begin()
+        except ValueError as error:
+            logger.error("gpu_admission %r does not start: %s", admission.settings.name, error)
+            admission.startup.stop()
+            # A server that goes on by itself when an app fails (uvicorn's lifespan="auto") stops for
+            # this; and one that waits for the app to end (a test client) sees it end.
+            await self._send({"type": "lifespan.startup.failed", "message": f"gpu_admission: {error}"})
+            self._failed = True
+            raise

@@ -7,20 +7,27 @@ the place of a failed one is in ``rescue``; refusals are rendered in ``respond``
 
 from __future__ import annotations
 
-from gpu_admission.admission.context import step_in, step_out
+from collections.abc import Awaitable
+from types import CoroutineType
+from typing import Any
+
+import msgspec
+
+from gpu_admission.admission.context import Holder, step_in, step_out
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.timing import timed
-from gpu_admission.runtime.within import within
+from gpu_admission.runtime.loop import running_asyncio
+from gpu_admission.runtime.timelimit import NOT_BEGUN, rest
 from gpu_admission.types import Message, Send
 
 _LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
 
 
-class Response:
+class Response(msgspec.Struct, eq=False):
     """The ``send`` of one request, and what has gone through it.
 
     The last message is sent as if ``lease`` were not held: see ``outside``. Frameworks answer
@@ -28,34 +35,40 @@ class Response:
     kept until the app has returned, or another is sent in its place.
     """
 
-    is_whole = False
+    _lease: Lease
+    _body: Body
+    _send: Send
+    is_whole: bool = False
     """Nothing is left to be sent."""
     start: Message | None = None
     kept: list[Message] | None = None
-    _trailers = False
-
-    def __init__(self, lease: Lease, body: Body, send: Send) -> None:
-        self._lease = lease
-        self._body = body
-        self._send = send
+    _trailers: bool = False
+    _is_stalled: bool = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            if self.refusal is not None:
-                raise self.refusal  # the app would answer for a body that it was refused: see ``rescue``
             self._begin(message)
-        elif self.kept is None and ends(message, trailers=self._trailers):
+            is_last = False
+        else:
+            is_last = ends(message, self._trailers)
+        if self.kept is not None:
+            await self._keep(message)
+            return
+        inside: Holder | None = None
+        if is_last:
             self.is_whole = self.start is not None
             inside = step_out(self._lease)
-            try:
-                await self._deliver(message)
-            finally:
+        try:
+            call, waits_for = self._send(message), NOT_BEGUN
+            if type(call) is CoroutineType and running_asyncio() is not None:  # see ``can_begin``
+                try:
+                    waits_for = call.send(None)
+                except StopIteration:
+                    return
+            await self._waited_for(call, waits_for)
+        finally:
+            if is_last:
                 step_in(inside)
-            return
-        if self.kept is None:
-            await self._deliver(message)
-        else:
-            await self._keep(message)
 
     @property
     def refusal(self) -> Rejected | None:
@@ -64,18 +77,27 @@ class Response:
 
     def failed(self, error: Exception) -> None:
         """The app has raised ``error``: its lease ends, with the outcome that follows."""
-        lease, refusal = self._lease, self.refusal
-        if refusal is None:
-            lease.finish(error)
-            return
-        lease.outcome = ("client", refusal.reason)
-        lease.finish(None)
+        cause = "send_timeout" if self._is_stalled else self.refusal and self.refusal.reason
+        if cause:
+            # The client's own doing: it says nothing of the device.
+            self._lease.outcome = ("client", cause)
+        self._lease.finish(None if cause else error)
 
     async def send_past(self, message: Message) -> None:
-        """Send what takes the place of the app's own response."""
-        await self._deliver(message)
+        """Send what takes the place of the app's own response. Raises ``TimeoutError``."""
+        await self._waited_for(self._send(message), NOT_BEGUN)
+
+    async def _waited_for(self, call: Awaitable[None], waits_for: Any) -> None:
+        limit = self._lease.issuer.settings.send_timeout
+        try:
+            await rest(call, waits_for, limit)
+        except TimeoutError as error:
+            self._is_stalled = True
+            raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error
 
     def _begin(self, message: Message) -> None:
+        if self._body.refusal is not None and self.start is None:
+            raise self._body.refusal  # the app would answer for a body that it was refused: see ``rescue``
         self.start = message
         self._body.is_free = True
         if message.get("trailers"):
@@ -88,15 +110,6 @@ class Response:
             lease.outcome = ("client" if status < 500 else "error", f"HTTP {status}")
         if status == 500 and lease.issuer.settings.oom_status is not None:
             self.kept = []
-
-    async def _deliver(self, message: Message) -> None:
-        limit = self._lease.issuer.settings.send_timeout
-        try:
-            await within(limit, self._send(message))
-        except TimeoutError as error:
-            if self._lease.outcome[0] == "ok":
-                self._lease.outcome = ("client", "stalled")
-            raise TimeoutError(f"the client took nothing for send_timeout={limit:g} s") from error
 
     async def _keep(self, message: Message) -> None:
         assert self.kept is not None
@@ -111,7 +124,7 @@ class Response:
         inside = step_out(self._lease)
         try:
             for message in kept:
-                await self._deliver(message)
+                await self.send_past(message)
         finally:
             step_in(inside)
 
@@ -127,7 +140,7 @@ class Response:
         await self.let_go()
 
 
-def ends(message: Message, *, trailers: bool) -> bool:
+def ends(message: Message, trailers: bool) -> bool:
     """Whether a response is whole with ``message``; ``trailers``: they were announced."""
     if message["type"] == "http.response.trailers":
         return not message.get("more_trailers", False)
@@ -155,7 +168,7 @@ def released_at_end(lease: Lease, send: Send) -> Send:
         if message["type"] == "http.response.start":
             trailers = bool(message.get("trailers"))
         await send(message)
-        if ends(message, trailers=trailers):
+        if ends(message, trailers):
             lease.release()
 
     return send_and_release

@@ -14,7 +14,6 @@ from gpu_admission.http.intake import Intake
 from gpu_admission.http.outgoing import Response
 from gpu_admission.http.respond import response_for
 from gpu_admission.types import Scope
-from gpu_admission.workloads.events import problem_event
 
 logger = logging.getLogger("gpu_admission")
 _MESSAGE = "the device ran out of memory"
@@ -59,7 +58,7 @@ def _last_event(response: Response, intake: Intake) -> bytes:
     headers = dict(response.start.get("headers", ()))
     if response.is_whole or b"content-encoding" in headers:
         return b""
-    event: bytes = getattr(intake.info.dialect, "sse_error", problem_event)(_MESSAGE, "out_of_memory")
+    event = intake.info.dialect.sse_error(_MESSAGE, "out_of_memory")
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if kind == b"application/x-ndjson":
         return event if event.startswith(b"{") else b""

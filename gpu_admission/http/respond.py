@@ -15,6 +15,7 @@ from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
 
 _TITLES = {
     "too_large": "The request can never fit on the device",
+    "body_too_complex": "The request body has too many JSON values",
     "body_too_large": "The request body is too large",
     "body_timeout": "The request body came too slowly",
     "queue_full": "Too many requests are waiting",

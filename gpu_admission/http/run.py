@@ -6,13 +6,13 @@ come by is ``intake``'s business, what passes on its way out ``outgoing``'s.
 
 from __future__ import annotations
 
-from gpu_admission.admission.context import enter, leave
-from gpu_admission.admission.lease import Lease
+from gpu_admission.admission.context import enter, leave, leave_block
+from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.http.body import Body
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.outgoing import Response, shaped
 from gpu_admission.http.rescue import rescue
-from gpu_admission.types import ASGIApp, Scope, Send
+from gpu_admission.types import ASGIApp, Receive, Scope, Send
 
 
 async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Send) -> None:
@@ -21,7 +21,8 @@ async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Se
     response = Response(lease, body, send)
     try:
         enter(lease, scope)
-        await app(scope, body, shaped(intake, lease, response))
+        is_shaped = intake.admission.shapes_responses or intake.clamped_to is not None
+        await app(scope, body, shaped(intake, lease, response) if is_shaped else response)
         if not response.is_whole:
             await response.returned()
     except Exception as error:
@@ -36,8 +37,22 @@ async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Se
         end(lease, body, scope)
 
 
+async def run_inside(app: ASGIApp, block: Block | None, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run ``app`` for a request that is made under another's lease; ``block`` is what it needs of that."""
+    try:
+        await app(scope, receive, send)
+    except BaseException as error:
+        if block is not None:
+            leave_block(block, error)
+        raise
+    else:
+        if block is not None:
+            leave_block(block)
+
+
 def end(lease: Lease, body: Body, scope: Scope) -> None:
     """End ``lease``, unless it has ended by an error before; nothing of the request is left behind."""
     lease.finish(None)
     leave(lease, scope)
-    body.close()
+    if body.ahead is not None:
+        body.close()

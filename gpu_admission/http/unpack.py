@@ -46,7 +46,10 @@ def _bounded(encoding: str, body: bytes, limit: int, copies: Copies) -> bytes:
             raise TooLarge(
                 "body_too_large", f"the body unpacks to more than max_body_bytes={format_bytes(limit)}"
             )
-    return b"".join(kept)
+    copies.take(size)
+    joined = b"".join(kept)
+    copies.take(-size)  # the pieces go
+    return joined
 
 
 def _readable(encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -8,7 +8,6 @@ header or a key.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpu_admission.observe.history import History
+from gpu_admission.runtime.turn import Turn
 from gpu_admission.types import DeviceSnapshot, Event, LaneSnapshot
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Board:
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         # The garbage collector may end a lease, and so call this, inside of this very lock.
-        self._lock = threading.RLock()
+        self._lock = Turn()
         self._leases: dict[int, Event] = {}
         """By number; what each holds now is in the last event of it."""
         self._began: dict[int, float] = {}

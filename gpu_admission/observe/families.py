@@ -7,6 +7,7 @@ budget, a lane, a device or a guard, a route pattern, a reason.
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.metrics_core import Metric
 
+logger = logging.getLogger("gpu_admission")
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 _BYTES = tuple(2.0**n for n in (26, 28, 30, 32, 34, 35, 36, 37, 38))
 _RATIOS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
@@ -52,6 +54,7 @@ class Families:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._sources: dict[str, weakref.ref[Source]] = {}
+        self._working: dict[str, weakref.WeakSet[Source]] = {}
         registry.register(self)
         self._count()
         self._observe()
@@ -61,6 +64,16 @@ class Families:
     def show(self, budget: str, source: Source) -> None:
         """``source`` speaks for ``budget`` from now on: of an app that was built again, the newer one."""
         self._sources[budget] = weakref.ref(source)
+
+    def works(self, budget: str, source: Source) -> None:
+        """``source`` begins to count. Two that count under one name hide each other: say so."""
+        working = self._working.setdefault(budget, weakref.WeakSet())
+        if any(other is not source for other in working):
+            logger.warning(
+                "two budgets in use are called %r: metrics show the newer one only",
+                budget,
+            )
+        working.add(source)
 
     def shown(self, budget: str) -> Source | None:
         """Who speaks for ``budget``."""

@@ -6,9 +6,10 @@ true. It knows no clock; time is an argument.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Sequence
+
+from gpu_admission.runtime.turn import Turn
 
 
 class History:
@@ -18,7 +19,7 @@ class History:
         self.step = step
         self._steps = steps
         # The garbage collector may end a lease, and so record, inside of this very lock.
-        self._lock = threading.RLock()
+        self._lock = Turn()
         self._slot: int | None = None
         self._most: deque[tuple[int, int]] = deque(maxlen=steps)
         self._last = (0, 0)

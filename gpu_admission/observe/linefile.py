@@ -9,14 +9,20 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from logging.handlers import RotatingFileHandler
 from typing import Any
 
+from gpu_admission.runtime.fork import in_child
+
 logger = logging.getLogger("gpu_admission")
 _PATIENCE = 5.0
+# A lease that ends while the interpreter is taken apart finds no thread to write its line, and can
+# start none: waiting for one to begin would never end.
+_is_finalizing = sys.is_finalizing
 
 
 class LineFile:
@@ -34,38 +40,47 @@ class LineFile:
         self._line = line
         self._max_bytes = max_bytes
         self._keep = keep
-        self._queue: queue.Queue[Any] = queue.Queue(max_queued)
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._max_queued = max_queued
         self.dropped = 0
         """Lines that were left out."""
+        self._make()
+        in_child(self._make)
+
+    def _make(self) -> None:
+        """What belongs to one process: lines that wait at a fork are the parent's to write."""
+        # The collector may end a lease, and so put a line, in the middle of a put: this queue
+        # allows for it, and whoever finds the thread being started leaves it to the other.
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     def put(self, value: object) -> None:
         """Have ``value`` written soon, or counted as dropped."""
+        if self._queue.qsize() >= self._max_queued or _is_finalizing():
+            self.dropped += 1
+            return
+        self._queue.put(value)
         thread = self._thread
         if thread is None or not thread.is_alive():
             self._start()
-        try:
-            self._queue.put_nowait(value)
-        except queue.Full:
-            self.dropped += 1
 
     def close(self) -> None:
         """Write what waits, for at most a few seconds, and end the thread."""
         thread = self._thread
         if thread is None or not thread.is_alive():
             return
-        try:
-            self._queue.put(None, timeout=_PATIENCE)
-        except queue.Full:
-            return
+        self._queue.put(None)
         thread.join(_PATIENCE)
 
     def _start(self) -> None:
-        with self._starting:
+        if not self._starting.acquire(blocking=False):
+            return
+        try:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._write, name="gpu_admission lines", daemon=True)
                 self._thread.start()
+        finally:
+            self._starting.release()
 
     def _write(self) -> None:
         path = self._path.replace("{pid}", str(os.getpid()))

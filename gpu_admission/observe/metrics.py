@@ -67,6 +67,7 @@ class Metrics:
         counts: Counter[tuple[str, ...]] = Counter()
         for event in events:
             if event.kind == "started":
+                self._families.works(self._name, self)
                 self._prepare()
             self._count(event, counts)
         for key, times in counts.items():

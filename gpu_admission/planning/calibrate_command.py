@@ -69,13 +69,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace, out: Terminal, err: Terminal) -> None:
+    from gpu_admission.estimators.features import written
     from gpu_admission.planning.calibrate import grid
 
     axes = dict(options.grid or map(_axis, _GRID))
     target = _target(options)
     cells = grid(axes)
     meter = meter_for(options.meter, pid=options.pid, here="://" not in options.target)
-    terms = options.terms or list(axes)
+    terms = options.terms or [written(name) for name in axes]
     costs, measured = anyio.run(_measured, options, target, meter, cells, terms, err)
     about = f"gpu-admission calibrate {options.target}: {len(cells)} points, {options.repeat} times each"
     costs.linear.save(options.out, about=about)
@@ -132,6 +133,8 @@ def _show(costs: Costs, measured: Sequence[Measured], out: Terminal) -> None:
             f"never below a row; at most {format_bytes(max(0, error.worst))} above one, "
             f"{format_bytes(error.rms)} on the mean (root of squares)"
         )
+        for note in error.notes:
+            out.line(f"note: {note}")
     if costs.shared:
         out.line(
             f"shared by all that run at once, to be left out of the capacity: {format_bytes(costs.shared)}"

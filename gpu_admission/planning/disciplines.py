@@ -16,7 +16,7 @@ import msgspec
 
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.ledger import Ledger
-from gpu_admission.budget.small import SmallSizes
+from gpu_admission.budget.recentsizes import SmallSizes
 from gpu_admission.planning.trace import Trace
 
 _ENDLESS = 2**62

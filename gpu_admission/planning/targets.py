@@ -16,6 +16,7 @@ import anyio
 import anyio.to_thread
 import httpx
 
+from gpu_admission.estimators.features import written
 from gpu_admission.planning.calibrate import Cell
 from gpu_admission.request import Dialect, RequestInfo
 from gpu_admission.types import Workload
@@ -48,7 +49,7 @@ class FunctionTarget:
         self._function = function
 
     def features(self, cell: Cell) -> Mapping[str, Any]:
-        return cell
+        return {written(name): value for name, value in cell.items()}
 
     async def run(self, cell: Cell, count: int) -> None:
         """Call it ``count`` times at once. What it raises is raised as ``RuntimeError``."""
@@ -104,7 +105,7 @@ class HttpTarget:
         }
         read: Workload = RequestInfo(scope, self.body(cell), dialect=self._dialect).workload
         found = {name: value for name in _READ if (value := getattr(read, name))}
-        return {**read.features, **found}
+        return {**{written(name): value for name, value in read.features.items()}, **found}
 
     async def run(self, cell: Cell, count: int) -> None:
         limits = httpx.Limits(max_connections=count)

@@ -6,29 +6,31 @@ are in ``endpoints``, what a framework has read before us in ``readalready``.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 from starlette.requests import Request
 
 from gpu_admission.admission import Admission
-from gpu_admission.admission.context import enter, leave
+from gpu_admission.admission.context import enter, leave, leave_block, step_in
 from gpu_admission.admission.feedback import bind
-from gpu_admission.admission.lease import Lease
+from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.errors import AdmissionError, ClientLeft, Rejected
-from gpu_admission.http.body import body_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
-from gpu_admission.http.run import end, run
+from gpu_admission.http.run import end, run, run_inside
 from gpu_admission.request import Estimator
+from gpu_admission.routes.generators import Steps
 from gpu_admission.routes.readalready import read_already, read_from
-from gpu_admission.routes.steps import Steps
 from gpu_admission.rules.metering import Rule, as_estimator
+from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 
 _LEASE = "gpu_admission_lease"
+T = TypeVar("T")
 
 
 class Door:
@@ -46,42 +48,52 @@ class Door:
 
     async def depend(self, request: Request) -> AsyncIterator[Lease]:
         """FastAPI's side: a dependency that yields the lease and ends it after the response."""
+        intake = self._intake(request)
         held = self.admission.entrance.held()
         if held is not None:
-            yield held
+            block = await self._or_answer(intake.block(), intake, request)
+            try:
+                yield held
+            finally:
+                try:
+                    await self._close_stream(held)
+                finally:
+                    if block is not None:
+                        leave_block(block)
             return
-        intake = self._intake(request)
-        lease = await self._lease_or_answer(intake, request)
+        lease = await self._or_answer(intake.lease(), intake, request)
         # The response is sent in this task with the lease still entered: a request that the server
         # starts meanwhile finds it in its context, and by the task sees that it is not nested.
         lease.task = anyio.get_current_task()
         enter(lease, request.scope)
         try:
             yield lease
+            await self._close_stream(lease)
         except BaseException as error:
+            await self._close_stream(lease)
             lease.finish(error)
             if error is not intake.body.refusal:
                 raise
             intake.refuse(intake.body.refusal)
             raise self._answered(intake.body.refusal, intake, request) from error
         finally:
-            try:
-                await self._close_stream(lease)
-            finally:
-                end(lease, intake.body, request.scope)
+            end(lease, intake.body, request.scope)
 
     async def respond(self, request: Request, call: Callable[[Lease], Awaitable[Any]]) -> Any:
         """Starlette's side: the endpoint's response, which gives the bytes back once it is sent."""
         held = self.admission.entrance.held()
-        if held is not None:
-            return await call(held)
         intake = self._intake(request)
         try:
-            lease = await intake.lease()
+            if held is not None:
+                block = await intake.block()
+            else:
+                lease = await intake.lease()
         except Rejected as rejected:
             return response_for(self.admission.settings.on_reject, intake.info, rejected)
         except ClientLeft:
             return _nothing
+        if held is not None:
+            return await self._respond_inside(held, block, call)
         enter(lease, request.scope)
         try:
             response = await call(lease)
@@ -93,22 +105,46 @@ class Door:
             intake.refuse(intake.body.refusal)
             return response_for(self.admission.settings.on_reject, intake.info, intake.body.refusal)
         leave(lease, request.scope)
-        return HeldResponse(response, lease, intake)
+        return HeldResponse(
+            response, functools.partial(_run, intake, lease), functools.partial(lease.finish, None)
+        )
+
+    async def _respond_inside(
+        self, held: Lease, block: Block | None, call: Callable[[Lease], Awaitable[Any]]
+    ) -> Any:
+        if block is None:
+            return await call(held)
+        try:
+            response = await call(held)
+        except BaseException as error:
+            leave_block(block, error)
+            raise
+        step_in(block.outer)
+        return HeldResponse(response, functools.partial(_run_inside, block), block.close)
 
     def closes_at_end(self, lease: Lease, steps: Steps) -> None:
         """Have ``steps`` closed when ``lease`` ends."""
         self._streams[lease.number] = steps
 
     async def _close_stream(self, lease: Lease) -> None:
-        """In a thread: what an endpoint does when its generator is closed may block."""
+        """In a thread: what an endpoint does when its generator is closed may block.
+
+        Before its bytes come back: what it holds on the device is freed by that.
+        """
         steps = self._streams.pop(lease.number, None)
-        if steps is not None:
+        if steps is None:
+            return
+        try:
             with anyio.CancelScope(shield=True):
                 await run_in_thread(None, steps.close)
+        except Exception as error:
+            log_failure(
+                f"closing the stream of {self.name} failed", error, "its bytes come back all the same"
+            )
 
-    async def _lease_or_answer(self, intake: Intake, request: Request) -> Lease:
+    async def _or_answer(self, work: Awaitable[T], intake: Intake, request: Request) -> T:
         try:
-            return await intake.lease()
+            return await work
         except ClientLeft:
             _handlers(request).setdefault(ClientLeft, _answer)
             raise
@@ -126,9 +162,12 @@ class Door:
     def _intake(self, request: Request) -> Intake:
         rule = self._rule(request.scope)
         read = read_already(request, rule)
-        body = body_of(self.admission, request.scope, read.receive, kept=read.kept)
-        read_from(request, body)
-        return Intake(self.admission, rule, request.scope, body, info=read.info, read_size=read.size)
+        intake = Intake(
+            self.admission, rule, request.scope, read.receive, info=read.info, read_size=read.size
+        )
+        intake.body.keeps_besides(read.kept)
+        read_from(request, intake.body)
+        return intake
 
     def _rule(self, scope: Scope) -> Rule:
         label = self.name or getattr(scope.get("route"), "path", "*")
@@ -136,17 +175,25 @@ class Door:
 
 
 class HeldResponse:
-    """A response that gives its lease back once it has been sent; it looks like the response."""
+    """A response that gives its bytes back once it has been sent; it looks like the response.
+
+    ``run(response, scope, receive, send)`` sends it, ``drop()`` is called where it never was.
+    """
 
     _response: Any
-    _lease: Lease
-    _intake: Intake
+    _run: Callable[[ASGIApp, Scope, Receive, Send], Awaitable[None]]
+    _drop: Callable[[], object]
 
-    def __init__(self, response: Any, lease: Lease, intake: Intake) -> None:
-        self.__dict__.update(_response=response, _lease=lease, _intake=intake)
+    def __init__(
+        self,
+        response: Any,
+        run: Callable[[ASGIApp, Scope, Receive, Send], Awaitable[None]],
+        drop: Callable[[], object],
+    ) -> None:
+        self.__dict__.update(_response=response, _run=run, _drop=drop)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await run(self._response, self._intake, self._lease, scope, send)
+        await self._run(self._response, scope, receive, send)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._response, name)
@@ -156,7 +203,7 @@ class HeldResponse:
 
     def __del__(self) -> None:
         """A response that was thrown away is never sent: its bytes come back with it."""
-        self._lease.finish(None)
+        self._drop()
 
 
 class Answered(Rejected):
@@ -167,6 +214,17 @@ class Answered(Rejected):
         self.__dict__.update(rejected.__dict__)
         self.status = rejected.status
         self.answer = answer
+
+
+async def _run(
+    intake: Intake, lease: Lease, response: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
+    await run(response, intake, lease, scope, send)
+
+
+async def _run_inside(block: Block, response: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    step_in(block)
+    await run_inside(response, block, scope, receive, send)
 
 
 def _handlers(request: Request) -> dict[Any, Any]:

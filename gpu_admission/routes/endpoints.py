@@ -18,8 +18,8 @@ from gpu_admission.admission import Admission
 from gpu_admission.admission.lease import Lease
 from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.routes.door import Door
+from gpu_admission.routes.generators import Steps
 from gpu_admission.routes.placement import check_fastapi, check_place, name_of, unwrapped
-from gpu_admission.routes.steps import Steps
 
 
 def admit(admission: Admission, function: Any = None, *, estimator: Any = None) -> Any:

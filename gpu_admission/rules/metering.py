@@ -16,8 +16,12 @@ from gpu_admission.rules.patterns import Patterns, route_path
 from gpu_admission.sizes import parse_bytes
 from gpu_admission.types import Estimate, Scope
 from gpu_admission.workloads.choice import dialect as dialect_named
+from gpu_admission.workloads.choice import reads_path
+from gpu_admission.workloads.control import CONTROL_PATHS, is_control
 
 _CACHED_LENGTH = 512
+DEFAULT_METHODS = ("POST", "PUT", "PATCH")
+"""What carries work. Where the setting says just this, so does every method that is not safe."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods that ask for no work (RFC 9110 9.2.1)."""
 
@@ -25,13 +29,29 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 class Rule:
     """How one route is metered. ``estimator`` is ``None`` where no pattern of a mapping names it."""
 
-    __slots__ = ("dialect", "estimator", "fixed", "learns", "needs_body", "path", "route")
+    __slots__ = (
+        *("dialect", "estimator", "fixed", "learns"),
+        *("may_be_empty", "needs_body", "path", "reader", "route"),
+    )
 
-    def __init__(self, path: str, route: str, estimator: Estimator | None, dialect: Dialect | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        route: str,
+        estimator: Estimator | None,
+        dialect: Dialect | None,
+        *,
+        may_be_empty: bool = False,
+    ) -> None:
         self.path = path
         self.route = route
         self.estimator = estimator
         self.dialect = dialect
+        """What was given for the path."""
+        self.reader = RequestInfo.choose_dialect(path, None) if dialect is None else dialect
+        """What reads its bodies: that, or else what the path names."""
+        self.may_be_empty = may_be_empty
+        """Whether a request without a body, which its estimator can't read, asks for nothing."""
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
         self.learns = all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
         """Whether the estimator wants to know what requests really took."""
@@ -80,8 +100,10 @@ class Metering:
         *,
         routes: Iterable[str] | None = None,
         exclude: Iterable[str] = (),
-        methods: Iterable[str] | None = None,
+        methods: Iterable[str] = DEFAULT_METHODS,
         dialect: str | Dialect | Mapping[str, str | Dialect] | None = None,
+        control: Iterable[str] = (),
+        websockets: Iterable[str] = (),
     ) -> None:
         self._by_path: dict[str, Estimator] | None = None
         self._estimator: Estimator | None = None
@@ -94,8 +116,12 @@ class Metering:
             self._estimator = as_estimator(estimator)
         self._routes = None if routes is None else Patterns(routes, name="routes")
         self._exclude = Patterns(exclude, name="exclude")
-        self._methods = _SAFE if methods is None else frozenset(method_names(methods))
-        self._named = methods is not None
+        self._websockets = Patterns(websockets, name="websockets")
+        self._control = Patterns(control, name="control")
+        self._named = {*(self._by_path or ()), *(() if self._routes is None else self._routes.patterns)}
+        """Patterns of paths that are metered because the settings say so, a control path among them too."""
+        self._methods = frozenset(method_names(methods))
+        self._takes_unknown = self._methods == frozenset(DEFAULT_METHODS)
         self._dialects = _dialects(dialect)
         self._dialect_paths = Patterns(self._dialects, name="dialect")
         self._cached = functools.lru_cache(maxsize=1024)(self._rule)
@@ -110,17 +136,41 @@ class Metering:
         """All that the setting ``estimator`` names."""
         return [estimator for _, estimator in self.named_estimators()]
 
+    def control_paths(self) -> Sequence[str]:
+        """Patterns of control paths that would be metered if they were none."""
+        known = [
+            path for path in CONTROL_PATHS if self._steers(path) and self._metered(path.replace("*", "x"))
+        ]
+        return [*known, *self._control.patterns]
+
     def rule(self, scope: Scope, root_path: str = "") -> Rule | None:
         """The rule for an ``http`` scope; ``None``: it is not metered.
 
         ``root_path`` is the app's own, which it puts in place of the server's.
         """
         method = scope["method"]
-        # Some servers hand small letters on; and where an app does not look at the method, a made-up one
-        # would do its work unmetered.
-        if (method in self._methods or method.upper() in self._methods) is not self._named:
+        if method not in self._methods and not self._carries_work(method.upper()):
             return None
-        return self._find(scope["path"], root_path or scope.get("root_path", ""))
+        path = scope["path"]
+        find = self._cached if len(path) <= _CACHED_LENGTH else self._rule  # see ``_find``
+        return find(path, root_path or scope.get("root_path", ""))
+
+    def connection(self, scope: Scope, root_path: str = "") -> Rule | None:
+        """The rule for a ``websocket`` scope; ``None``: it is not metered."""
+        path = route_path(scope["path"], root_path or scope.get("root_path", ""))
+        pattern = self._websockets.match(path)
+        if pattern is None or self._by_path is None:
+            return None if pattern is None else Rule(path, pattern, self._estimator, None)
+        named = self._paths.match(path)
+        return Rule(path, pattern, None if named is None else self._by_path[named], None)
+
+    def _carries_work(self, method: str) -> bool:
+        """Whether a method in capitals is metered.
+
+        Some servers hand small letters on; and where an app does not look at the method, a made-up one
+        would do its work unmetered.
+        """
+        return method in self._methods or (self._takes_unknown and method not in _SAFE)
 
     def default(self, scope: Scope, route: str, estimator: Estimator | None) -> Rule:
         """The rule of a ``route`` metered by name: by ``estimator``, or else the admission's own."""
@@ -137,17 +187,26 @@ class Metering:
 
     def _rule(self, path: str, root_path: str) -> Rule | None:
         path = route_path(path, root_path)
+        return None if self._steers(path) else self._metered(path)
+
+    def _steers(self, path: str) -> bool:
+        """Whether it is a control path, which never waits behind the work that it steers."""
+        return self._control.match(path) is not None or (is_control(path) and path not in self._named)
+
+    def _metered(self, path: str) -> Rule | None:
         if self._exclude.match(path) is not None:
             return None
         route = "*" if self._routes is None else self._routes.match(path)
         if route is None:
             return None
+        dialect = self._dialect(path)
+        empty = dialect is None and path not in self._named and not reads_path(path)
         if self._by_path is None:
-            return Rule(path, route, self._estimator, self._dialect(path))
+            return Rule(path, route, self._estimator, dialect, may_be_empty=empty)
         pattern = self._paths.match(path)
         if pattern is not None:
-            return Rule(path, pattern, self._by_path[pattern], self._dialect(path))
-        return None if self._routes is None else Rule(path, route, None, self._dialect(path))
+            return Rule(path, pattern, self._by_path[pattern], dialect, may_be_empty=empty)
+        return None if self._routes is None else Rule(path, route, None, dialect)
 
     def _dialect(self, path: str) -> Dialect | None:
         pattern = self._dialect_paths.match(path)

@@ -13,7 +13,8 @@ from gpu_admission.rules.metering import Fixed, Metering
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Workload
 
-_SMALLEST = Workload(prompt_tokens=1, new_tokens=1)
+_SMALLEST = Workload(prompt_tokens=1, new_tokens=1, width=8, height=8)
+"""With a picture size: none asked for would be the model's own, which is among the largest."""
 
 
 def misfits(metering: Metering, fallback: int | None, largest: int) -> list[str]:

@@ -21,28 +21,20 @@ def in_child(renew: Callable[[], object]) -> None:
     else runs in the child.
     """
     renewals = _registered()
-    renewals.append(weakref.WeakMethod(renew, _forgetting(renewals)))
+    key = object()
+    renewals[key] = weakref.WeakMethod(renew, lambda gone: renewals.pop(key, None))
 
 
 @functools.cache
-def _registered() -> list[_Renewal]:
+def _registered() -> dict[object, _Renewal]:
     """The process's one list. The interpreter is asked only when there is something to renew."""
-    renewals: list[_Renewal] = []
-    os.register_at_fork(after_in_child=functools.partial(renew_all, renewals))
-    return renewals
+    os.register_at_fork(after_in_child=renew_all)
+    return {}
 
 
-def _forgetting(renewals: list[_Renewal]) -> Callable[[_Renewal], None]:
-    def forget(gone: _Renewal) -> None:
-        if gone in renewals:
-            renewals.remove(gone)
-
-    return forget
-
-
-def renew_all(renewals: list[_Renewal] | None = None) -> None:
+def renew_all() -> None:
     """What the interpreter calls in the child."""
-    for renewal in tuple(_registered() if renewals is None else renewals):
+    for renewal in _registered().copy().values():
         renew = renewal()
         if renew is not None:
             renew()

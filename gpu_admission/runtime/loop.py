@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+LOOK_SECONDS = 1.0
+"""How often a thread that waits for a loop looks whether that still runs."""
 
 running_asyncio = asyncio._get_running_loop
 """The running asyncio loop, or ``None``; it raises nothing, and takes a tenth of the time."""
@@ -45,6 +49,28 @@ def call_soon(loop: Any, function: Callable[[], object]) -> bool:
     return True
 
 
+def has_loop() -> bool:
+    """Whether this thread runs an event loop."""
+    try:
+        running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _wait_for(loop: asyncio.AbstractEventLoop, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    future = asyncio.run_coroutine_threadsafe(ask(), loop)
+    while True:
+        try:
+            return future.result(LOOK_SECONDS)
+        except TimeoutError:
+            if future.done():
+                raise
+            if not loop.is_running():
+                future.cancel()
+                raise RuntimeError("the event loop has ended while a thread waited for it") from None
+
+
 def _nothing() -> None:
     return None
 
@@ -72,8 +98,23 @@ class Home:
         else:
             call_soon(self.loop, function)
 
+    def wait_for(self, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What ``ask()`` returns, awaited there while this thread, which has no loop of its own, waits.
+
+        Raises ``RuntimeError`` in a thread with a running loop, and where there is no loop to ask in.
+        """
+        if has_loop():
+            raise RuntimeError("a plain `with` would block the event loop of this thread: use `async with`")
+        if not self.is_taken:
+            raise RuntimeError(
+                "a plain `with` waits through the event loop that serves requests, and none has yet: "
+                "use `async with` inside a loop"
+            )
+        if isinstance(self.loop, asyncio.AbstractEventLoop):
+            return _wait_for(self.loop, ask)
+        import trio
+
+        return trio.from_thread.run(ask, trio_token=self.loop)
+
     def _is_here(self) -> bool:
-        try:
-            return running_loop() is self.loop
-        except RuntimeError:
-            return False
+        return has_loop() and running_loop() is self.loop

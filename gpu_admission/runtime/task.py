@@ -1,12 +1,13 @@
-"""Starting a task that belongs to no request, on asyncio and on trio.
+"""Starting a task that belongs to no request, and which one is running, on asyncio and on trio.
 
-Owns that one step. What such a task does, and how it ends, belongs to its owner: a task from
+Owns these two. What such a task does, and how it ends, belongs to its owner: a task from
 here must catch its own errors, since no one awaits it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
@@ -41,3 +42,16 @@ def is_cancelled() -> bool:
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def running_task() -> int | None:
+    """The identity of the running task; ``None`` in a thread without an event loop."""
+    loop = running_asyncio()
+    if loop is not None:
+        return id(asyncio.current_task(loop))
+    if "trio" in sys.modules:
+        import trio
+
+        if trio.lowlevel.in_trio_task():
+            return id(trio.lowlevel.current_task())
+    return None

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gpu_admission.runtime.fork import in_child
+
 logger = logging.getLogger("gpu_admission")
 
 
@@ -24,11 +26,18 @@ class Turn:
     ``__exit__`` do.
     """
 
-    __slots__ = ("_catching_up", "depth", "late", "lock")
+    __slots__ = ("__weakref__", "_catching_up", "depth", "late", "lock")
 
     def __init__(self, lock: Any = None) -> None:
-        self.lock = threading.RLock() if lock is None else lock
-        """A lock of its own, or one that it has in common with others: then it must be reentrant."""
+        self._make()
+        if lock is not None:
+            self.lock = lock
+        in_child(self._make)
+
+    def _make(self) -> None:
+        """At first, and in a forked process: there the lock may be held by a thread that is not there."""
+        self.lock = threading.RLock()
+        """Its own, or one that it has in common with others: then it must be reentrant."""
         self.depth = 0
         """Turns in turns. Under the lock, above 0 means: by this very thread."""
         self.late: deque[Callable[[], object]] = deque()

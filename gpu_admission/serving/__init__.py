@@ -5,6 +5,7 @@ from gpu_admission.serving.batcher import Batcher
 from gpu_admission.serving.call import BatchEvent, caller_contexts
 from gpu_admission.serving.child import ProcessDied
 from gpu_admission.serving.instances import Instances
+from gpu_admission.serving.job import Job, job
 from gpu_admission.serving.offload import offload
 from gpu_admission.serving.processes import Processes
 from gpu_admission.serving.watchdog import Watchdog
@@ -14,9 +15,11 @@ __all__ = [
     "Batcher",
     "Health",
     "Instances",
+    "Job",
     "ProcessDied",
     "Processes",
     "Watchdog",
     "caller_contexts",
+    "job",
     "offload",
 ]

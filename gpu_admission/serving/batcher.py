@@ -18,18 +18,18 @@ import anyio
 from gpu_admission.admission import Admission
 from gpu_admission.admission.refusals import retry_after
 from gpu_admission.errors import QueueFull, Rejected, TooLarge, Unavailable
-from gpu_admission.guards.classify import classify
+from gpu_admission.guards.exceptions import classify
 from gpu_admission.runtime.loop import is_running, running_loop
 from gpu_admission.runtime.task import spawn
 from gpu_admission.serving.call import Batch, BatchEvent, Call, ClosedBy, Ending, enter_batch, is_inside
+from gpu_admission.serving.comebacks import Returns
 from gpu_admission.serving.funding import Funding
 from gpu_admission.serving.handler import Handler, Rows
-from gpu_admission.serving.line import Line
 from gpu_admission.serving.packing import Limits, halves
 from gpu_admission.serving.pricing import Pricing
-from gpu_admission.serving.returns import Returns
 from gpu_admission.serving.run import Run
 from gpu_admission.serving.settings import check_callable, check_seconds, check_share
+from gpu_admission.serving.waitingcalls import Line
 from gpu_admission.settings.checks import count
 
 logger = logging.getLogger("gpu_admission")

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Concatenate, Generic, ParamSpec, TypeVar
 
 from gpu_admission.admission.context import current_lease
-from gpu_admission.guards.classify import classify
+from gpu_admission.guards.exceptions import classify
 from gpu_admission.runtime.worker import result_of, settled
 from gpu_admission.serving.instance import Instance, Recipe
 from gpu_admission.serving.pool import Pool

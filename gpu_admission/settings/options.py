@@ -44,6 +44,9 @@ class Options(TypedDict, total=False):
     max_body_bytes: Size
     """A larger body is refused (413), counted as it arrives and again as it is unpacked.
     Default: 64 MiB."""
+    max_json_values: int
+    """A JSON body of more values is refused (413), or charged ``fallback``. Names count too, and each
+    64 bytes of short strings; a long list of numbers, such as token ids, counts once. Default: 100000."""
     max_buffered_bytes: Size
     """Host memory that the bodies of waiting requests may hold together, in bytes; those of one client
     address at most three quarters of it. Default: 1 GiB."""
@@ -61,8 +64,17 @@ class Options(TypedDict, total=False):
     """Patterns of the paths that are metered: ``*`` within a segment, ``**`` across. Default: all."""
     exclude: Iterable[str]
     """Patterns of paths that are never metered. Default: none."""
-    methods: Iterable[str] | None
-    """Methods that are metered, in any case. Default: all but GET, HEAD, OPTIONS and TRACE."""
+    control: Iterable[str]
+    """Patterns of calls that steer the server (stop, unload, count) and pass at once, beside those of
+    ``gpu_admission.workloads.CONTROL_PATHS``, which pass unless ``routes`` or ``estimator`` name them
+    word for word. The start line lists all. Default: none."""
+    websockets: Iterable[str]
+    """Patterns of paths whose WebSockets are metered, from accept to close, by an estimator that needs no
+    body; a refused handshake gets the same answer, or close code 1013 where the server can send none.
+    For ``GPUAdmission``. Default: none."""
+    methods: Iterable[str]
+    """Methods that are metered, in any case. Left as it is, DELETE and unknown ones are too: an app that
+    does not look at the method would do their work. Default: POST, PUT, PATCH."""
     dialect: str | Dialect | Mapping[str, str | Dialect] | None
     """How bodies are read: a name such as ``"openai"``, a dialect, or a dict of path patterns to those.
     Set it where paths do not tell which API is served. Default: chosen by path."""
@@ -95,6 +107,9 @@ class Options(TypedDict, total=False):
     """Factor on the capacity, of 1 or more, for peaks that rarely meet. Default: 1."""
     reserve: Size
     """Bytes of a measured device that are never given out. Default: 0."""
+    require_gpu: bool
+    """Admit nothing (503) where a capacity is to be measured and no GPU is found; without it, host memory
+    is metered then. With ``strict=True`` the start fails. Default: False."""
     strict: bool
     """Refuse to start where a capacity can't be measured, or a setting names a size that can never
     fit. Default: False."""

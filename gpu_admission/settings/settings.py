@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, cast
 
+from gpu_admission.bodies.json import MAX_JSON_VALUES
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.placement import POLICIES, Placement
 from gpu_admission.request import Dialect, RequestInfo
-from gpu_admission.rules.metering import Metering, method_names
+from gpu_admission.rules.metering import DEFAULT_METHODS, Metering, method_names
 from gpu_admission.rules.patterns import Patterns
 from gpu_admission.settings import checks
 from gpu_admission.settings.options import EstimatorSetting, OnReject
@@ -131,13 +132,16 @@ class Settings:
     max_waiting: int = _setting(checks.count(0), 100)
     max_running: int | None = _setting(checks.optional(checks.count(1)), None)
     max_body_bytes: int = _setting(checks.size, 64 * 2**20)
+    max_json_values: int = _setting(checks.count(1), MAX_JSON_VALUES)
     max_buffered_bytes: int = _setting(checks.size, 2**30)
     body_timeout: float = _setting(checks.number, 60.0)
     send_timeout: float = _setting(checks.number, 60.0)
     fallback: int | None = _setting(checks.optional(_fallback), None)
     routes: tuple[str, ...] | None = _setting(checks.optional(_paths), None)
     exclude: tuple[str, ...] = _setting(_paths, ())
-    methods: tuple[str, ...] | None = _setting(checks.optional(_methods), None)
+    control: tuple[str, ...] = _setting(_paths, ())
+    websockets: tuple[str, ...] = _setting(_paths, ())
+    methods: tuple[str, ...] = _setting(_methods, DEFAULT_METHODS)
     dialect: str | Dialect | Mapping[str, str | Dialect] | None = _setting(_as_it_is, None)
     lanes: tuple[Lane, ...] = _setting(_lanes, (Lane("default"),))
     lane: Callable[[RequestInfo], str | None] | None = _setting(checks.optional(checks.function), None)
@@ -151,6 +155,7 @@ class Settings:
     placement: Placement = _setting(_placement, "most_free")
     overcommit: float = _setting(checks.factor, 1.0)
     reserve: int = _setting(checks.size, 0)
+    require_gpu: bool = _setting(checks.flag, False)
     strict: bool = _setting(checks.flag, False)
     classify: Callable[[BaseException], Literal["oom", "fault"] | None] | None = _setting(
         checks.optional(checks.function), None
@@ -199,6 +204,8 @@ class Settings:
             self.estimator,
             routes=self.routes,
             exclude=self.exclude,
+            control=self.control,
+            websockets=self.websockets,
             methods=self.methods,
             dialect=self.dialect,
         )

@@ -29,7 +29,7 @@ from gpu_admission.shared.operations import (
     Terms,
     flow_key,
 )
-from gpu_admission.shared.own import OwnTickets
+from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import Pulse, boot_seconds, new_name
 from gpu_admission.shared.protocol import Log, LogAway
 from gpu_admission.shared.replica import Replica

@@ -30,7 +30,7 @@ from gpu_admission.shared.operations import (
     Terms,
 )
 from gpu_admission.shared.outbox import Outbox
-from gpu_admission.shared.own import OwnTickets
+from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import host_name, pid, process_of
 from gpu_admission.shared.protocol import Entry, Log
 from gpu_admission.shared.replica import Replica

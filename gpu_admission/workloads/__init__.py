@@ -9,7 +9,10 @@ an object. What a workload takes is ``estimators``'.
 
 from __future__ import annotations
 
-from gpu_admission.workloads.choice import dialect, dialect_for, names
+from gpu_admission.workloads.anthropic import Anthropic
+from gpu_admission.workloads.choice import choose, dialect, dialect_for, names, reads_path
+from gpu_admission.workloads.comfyui import ComfyUI
+from gpu_admission.workloads.control import CONTROL_PATHS, is_control
 from gpu_admission.workloads.fields import Fields
 from gpu_admission.workloads.guess import Guess
 from gpu_admission.workloads.kserve import KServe
@@ -17,6 +20,7 @@ from gpu_admission.workloads.ollama import Ollama
 from gpu_admission.workloads.openai import OpenAI
 from gpu_admission.workloads.openaimedia import OpenAIMedia
 from gpu_admission.workloads.rerank import Rerank
+from gpu_admission.workloads.sglang import SGLang
 from gpu_admission.workloads.stablediffusion import StableDiffusion
 from gpu_admission.workloads.tei import TEI
 from gpu_admission.workloads.tgi import TGI
@@ -24,9 +28,12 @@ from gpu_admission.workloads.vllm import VLLM
 from gpu_admission.workloads.whisper import Whisper
 
 __all__ = [
+    "CONTROL_PATHS",
     "TEI",
     "TGI",
     "VLLM",
+    "Anthropic",
+    "ComfyUI",
     "Fields",
     "Guess",
     "KServe",
@@ -34,9 +41,13 @@ __all__ = [
     "OpenAI",
     "OpenAIMedia",
     "Rerank",
+    "SGLang",
     "StableDiffusion",
     "Whisper",
+    "choose",
     "dialect",
     "dialect_for",
+    "is_control",
     "names",
+    "reads_path",
 ]

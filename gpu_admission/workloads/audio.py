@@ -14,6 +14,12 @@ LEAST_BYTES_PER_SECOND: Final = 500
 """Any format but WAV is taken for this little a second, so that its length is not
 under-estimated: 4 kbit/s, below the lowest rates of speech codecs (AMR 4.75, Opus 6, MP3 8
 kbit/s). Lossless formats that hold silence can be smaller still."""
+_FORMAT_BYTES = 16
+_EXTENSIBLE = 0xFFFE
+_EXTENSIBLE_BYTES = 40
+_SAMPLE_BITS: Final = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
+"""Bits of a sample in PCM, floats, and the two companded forms, which are all of fixed length."""
+_SOUNDS = (b"RIFF", b"ID3", b"OggS", b"fLaC", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"\xff\xf1")
 
 
 def seconds(head: bytes, size: int) -> float:
@@ -24,29 +30,53 @@ def seconds(head: bytes, size: int) -> float:
 
 def seconds_of_text(head: str, length: int) -> float:
     """The same for base64, or a data URL, of ``length`` characters starting with ``head``."""
+    return seconds(_decoded(head), length * 3 // 4 + 1)
+
+
+def is_sound_text(head: str) -> bool:
+    """Whether base64, or a data URL, starts as a known format of sound does."""
+    return head[:11].lower() == "data:audio/" or _decoded(head)[:4].startswith(_SOUNDS)
+
+
+def _decoded(head: str) -> bytes:
+    """The first bytes behind base64 or a data URL; none where it is neither."""
     start = head.find(";base64,") + len(";base64,") if head[:5].lower() == "data:" else 0
     usable = (len(head) - start) // 4 * 4
     try:
-        first = binascii.a2b_base64(head[start : start + usable])
+        return binascii.a2b_base64(head[start : start + usable])
     except ValueError:
-        first = b""
-    return seconds(first, length * 3 // 4 + 1)
+        return b""
 
 
 def _wav_bytes_per_second(head: bytes) -> int:
-    """From the format chunk of a WAV; 0 where there is none. The smaller of its two statements."""
+    """From the format chunk of a WAV; 0 where none, or more than one, stands before its data.
+
+    Only of uncompressed formats: what plays how long in any other is its codec's to say, and
+    a header that states more is not held to it by decoders.
+    """
     if head[:4] not in (b"RIFF", b"RF64", b"RIFX") or head[8:12] != b"WAVE":
         return 0
     order = ">" if head.startswith(b"RIFX") else "<"
+    rates: list[int] = []
     at = 12
     while at + 8 <= len(head):
         kind, size = struct.unpack_from(f"{order}4sI", head, at)
-        if kind == b"fmt " and at + 24 <= len(head):
-            return _rate(*struct.unpack_from(f"{order}HHIIHH", head, at + 8))
+        if kind == b"data":
+            break
+        if kind == b"fmt ":
+            rates.append(_rate(order, head[at + 8 : at + 8 + size]))
         at += 8 + size + size % 2
-    return 0
+    return rates[0] if len(rates) == 1 else 0
 
 
-def _rate(_format: int, channels: int, samples: int, said: int, _block: int, bits: int) -> int:
-    computed = samples * channels * bits // 8
-    return min(rate for rate in (computed, said) if rate > 0) if computed or said else 0
+def _rate(order: str, chunk: bytes) -> int:
+    """Bytes of a second of uncompressed samples; 0 for other formats, and for contradictions."""
+    if len(chunk) < _FORMAT_BYTES:
+        return 0
+    kind, channels, samples, said, block, bits = struct.unpack_from(f"{order}HHIIHH", chunk)
+    if kind == _EXTENSIBLE and len(chunk) >= _EXTENSIBLE_BYTES:
+        (kind,) = struct.unpack_from(f"{order}H", chunk, 24)
+    computed: int = samples * channels * bits // 8
+    if bits not in _SAMPLE_BITS.get(kind, ()) or block * 8 != channels * bits:
+        return 0
+    return min(computed, said or computed)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
-from gpu_admission.request import Dialect
+from gpu_admission.request import Dialect, FullDialect
+from gpu_admission.workloads.anthropic import Anthropic
+from gpu_admission.workloads.comfyui import ComfyUI
+from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.fields import Fields
 from gpu_admission.workloads.guess import Guess
 from gpu_admission.workloads.kserve import KServe
@@ -14,13 +17,16 @@ from gpu_admission.workloads.ollama import Ollama
 from gpu_admission.workloads.openai import OpenAI
 from gpu_admission.workloads.openaimedia import OpenAIMedia
 from gpu_admission.workloads.rerank import Rerank
+from gpu_admission.workloads.sglang import SGLang
 from gpu_admission.workloads.stablediffusion import StableDiffusion
 from gpu_admission.workloads.tei import TEI
 from gpu_admission.workloads.tgi import TGI
 from gpu_admission.workloads.vllm import VLLM
 from gpu_admission.workloads.whisper import Whisper
 
-DIALECTS: Final[dict[str, Callable[..., Dialect]]] = {
+DIALECTS: Final[dict[str, Callable[..., FullDialect]]] = {
+    "anthropic": Anthropic,
+    "comfyui": ComfyUI,
     "fields": Fields,
     "guess": Guess,
     "kserve": KServe,
@@ -28,6 +34,7 @@ DIALECTS: Final[dict[str, Callable[..., Dialect]]] = {
     "openai": OpenAI,
     "openai-media": OpenAIMedia,
     "rerank": Rerank,
+    "sglang": SGLang,
     "stable-diffusion": StableDiffusion,
     "tei": TEI,
     "tgi": TGI,
@@ -42,6 +49,12 @@ _TWO_SEGMENTS: Final = {
     "api/chat": "ollama",
     "api/embed": "ollama",
     "api/embeddings": "ollama",
+    "api/show": "ollama",
+    "v1/messages": "anthropic",
+    "messages/count_tokens": "anthropic",
+    "completions/batch": "vllm",
+    "v1/embed": "openai",
+    "v2/embed": "openai",
     "images/generations": "openai-media",
     "images/edits": "openai-media",
     "images/variations": "openai-media",
@@ -50,9 +63,14 @@ _TWO_SEGMENTS: Final = {
     "v1/img2img": "stable-diffusion",
 }
 _ONE_SEGMENT: Final = {
+    "completion": "openai",
     "completions": "openai",
+    "infill": "openai",
+    "detokenize": "openai",
+    "apply-template": "openai",
     "embeddings": "openai",
     "responses": "openai",
+    "videos": "openai-media",
     "transcriptions": "whisper",
     "translations": "whisper",
     "rerank": "rerank",
@@ -67,6 +85,24 @@ _ONE_SEGMENT: Final = {
     "embed_sparse": "tei",
     "similarity": "tei",
 }
+
+
+_CACHED_PATH: Final = 256
+"""Characters of the longest path that is remembered: a client writes them."""
+_OFFLOAD_BYTES: Final = 32 * 1024
+"""More can hold up the loop for 50 ms: 4,000 objects, of which each costs some ten calls."""
+
+
+class Completed:
+    """A dialect of the user's own, with a default for what it lacks."""
+
+    __slots__ = ("clamp", "offload_bytes", "read", "sse_error")
+
+    def __init__(self, given: Dialect) -> None:
+        self.read = given.read
+        self.clamp: Callable[[bytes, int], bytes] = getattr(given, "clamp", _unchanged)
+        self.sse_error: Callable[[str, str], bytes] = getattr(given, "sse_error", problem_event)
+        self.offload_bytes: int = getattr(given, "offload_bytes", _OFFLOAD_BYTES)
 
 
 def names() -> list[str]:
@@ -90,9 +126,23 @@ def dialect(choice: str | Dialect, **options: Any) -> Dialect:
     return choice
 
 
-def dialect_for(path: str) -> Dialect:
+def dialect_for(path: str) -> FullDialect:
     """The dialect of a request to ``path``, by its last segments; ``Guess`` for any other."""
     return _by_default(name_for(path))
+
+
+def choose(path: str, given: Dialect | None) -> FullDialect:
+    """What reads a request to ``path``: the dialect that was ``given``, or else the path's."""
+    if given is not None:
+        return Completed(given)
+    return _remembered(path) if len(path) <= _CACHED_PATH else dialect_for(path)
+
+
+_remembered = lru_cache(maxsize=256)(dialect_for)
+
+
+def _unchanged(body: bytes, new_tokens: int) -> bytes:
+    return body
 
 
 def name_for(path: str) -> str:
@@ -108,6 +158,11 @@ def name_for(path: str) -> str:
     return "kserve" if last.endswith(":predict") else "guess"
 
 
+def reads_path(path: str) -> bool:
+    """Whether a dialect names ``path``. A request without a body to any other asks for nothing."""
+    return name_for(path) != "guess"
+
+
 @cache
-def _by_default(name: str) -> Dialect:
-    return dialect(name)
+def _by_default(name: str) -> FullDialect:
+    return DIALECTS[name]()

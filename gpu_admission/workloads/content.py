@@ -1,7 +1,8 @@
 """The content of chat messages: text, images, sound, video, files. Owns the sum over its parts.
 
 It charges every key that a part has, whatever its ``type`` says: servers differ in which
-one they look at. An unknown key is charged as text. Nothing remote is fetched.
+one they look at. An unknown key is charged as text. Nothing remote is fetched: what is only
+named (an item, a document that the server keeps) goes into ``Tally.kept``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _AUDIO_TOKENS_PER_SECOND = 25
 """Of Qwen2-Audio, the most of the published audio models."""
 _REMOTE_AUDIO_SECONDS = 1800.0
 """What a recording that is not in the body is taken for."""
-_VIDEO_TOKENS = 57_600
+VIDEO_TOKENS: Final = 57_600
 """The published cap of Qwen2-VL's video reader: 90 % of a context of 128,000, in pairs of frames."""
 
 _NOT_CHARGED = frozenset({"role", "type", "detail"})
@@ -36,6 +37,9 @@ _IMAGES = frozenset({"image_url", "images", "image", "input_image", "image_base6
 _SOUND = frozenset({"input_audio", "audio_url", "audio"})
 _VIDEO = frozenset({"video_url", "video", "input_video"})
 _NESTED = frozenset({"content", "output"})
+_NAMED = frozenset({"file_id", "file_url", "file_uri"})
+_ONLY_NAMED = frozenset({"id", "type", "status"})
+_TEXT_SOURCES = frozenset({"text", "content"})
 _DEEPEST = 8
 _WORD = 32
 _URL_KEYS = ("url", "data", "image_url", "file_data")
@@ -44,15 +48,46 @@ _URL_KEYS = ("url", "data", "image_url", "file_data")
 class Tally:
     """Tokens, images and seconds of audio of one prompt, added up part by part."""
 
-    __slots__ = ("_body", "_counter", "_image_tokens", "audio_seconds", "images", "tokens")
+    __slots__ = (
+        "_body",
+        "_counter",
+        "_image_tokens",
+        "_video_tokens",
+        "audio_seconds",
+        "images",
+        "kept",
+        "media_tokens",
+        "tokens",
+    )
 
-    def __init__(self, body: JSONObject, counter: Counter, image_tokens: Rule) -> None:
+    def __init__(
+        self, body: JSONObject, counter: Counter, image_tokens: Rule, *, video_tokens: int = VIDEO_TOKENS
+    ) -> None:
         self._body = body
         self._counter = counter
         self._image_tokens = image_tokens
+        self._video_tokens = video_tokens
         self.tokens = 0
+        self.media_tokens = 0
+        """Those of ``tokens`` that stand for images, sound and video, which no truncation of texts cuts."""
         self.images: list[Size] = []
         self.audio_seconds = 0.0
+        self.kept: list[str] = []
+        """Names of what only the server has: history, documents."""
+
+    def row(self, content: Any) -> int:
+        """Tokens of ``content`` as a prompt of its own, which are not added to ``tokens``."""
+        before = self.tokens
+        self.content(content)
+        added, self.tokens = self.tokens - before, before
+        return added
+
+    def conversation(self, messages: Any) -> int:
+        """The same for a list of messages."""
+        before = self.tokens
+        self.messages(messages)
+        added, self.tokens = self.tokens - before, before
+        return added
 
     def messages(self, messages: Any) -> None:
         """A list of messages. Anything else is charged as it would be written."""
@@ -61,9 +96,14 @@ class Tally:
             return
         texts: list[str] = []  # of messages with a role and a text only: most of them
         for message in messages:
-            if type(message) is not dict or len(message) != 2 or not _is_word(message.get("role")):
-                self.content(message)
-            elif type(text := message.get("content")) is str:
+            # ``_is_word``, without a call for each message
+            if (
+                type(message) is dict
+                and len(message) == 2
+                and type(role := message.get("role")) is str
+                and len(role) <= _WORD
+                and type(text := message.get("content")) is str
+            ):
                 texts.append(text)
             else:
                 self.content(message)
@@ -100,9 +140,15 @@ class Tally:
         if len(self.images) >= MOST_IMAGES:
             raise UnreadableBody(f"there are more than {MOST_IMAGES} images")
         self.images.append(size)
-        self.tokens += self._image_tokens(*size) + _IMAGE_MARKS
+        self._media(self._image_tokens(*size) + _IMAGE_MARKS)
+
+    def _media(self, tokens: int) -> None:
+        self.tokens += tokens
+        self.media_tokens += tokens
 
     def _part(self, part: dict[str, Any], depth: int) -> None:
+        if "id" in part and part.keys() <= _ONLY_NAMED:
+            self.kept.append("item_reference")
         for key, value in part.items():
             if value is None or (key in _NOT_CHARGED and _is_word(value)):
                 continue
@@ -111,25 +157,59 @@ class Tally:
             elif key in _IMAGES:
                 self.image(value)
             elif key in _SOUND:
-                self._sound(value)
+                self.sound(value)
             elif key in _VIDEO:
-                self.tokens += _VIDEO_TOKENS
+                self._media(self._video_tokens * (len(value) if type(value) is list else 1))
+            elif key in _NAMED:
+                self._named(key, part)
+            elif key == "source" and type(value) is dict:
+                self._source(value, part, depth)
+            elif key == "file" and type(value) is dict and depth < _DEEPEST:
+                self._part(value, depth + 1)
             else:
                 self.text(value)
 
-    def _sound(self, value: Any) -> None:
+    def _named(self, key: str, part: dict[str, Any]) -> None:
+        """What the server keeps, or will fetch: a picture of unknown size, or a document."""
+        if _says(part.get("type"), "image"):
+            self._sized(UNKNOWN)
+        else:
+            self.kept.append(key)
+
+    def _source(self, source: dict[str, Any], part: dict[str, Any], depth: int) -> None:
+        """Anthropic's blocks: where a picture or a document comes from, or its text."""
+        kind = source.get("type")
+        if not _is_word(kind) or kind in _TEXT_SOURCES:
+            self.content([value for key, value in source.items() if key != "type"], depth + 1)
+        elif part.get("type") == "image" or _says(source.get("media_type"), "image/"):
+            self.image(source)
+        elif kind == "base64":
+            self.text(source.get("data"))
+        else:
+            self.kept.append("source")
+
+    def sound(self, value: Any) -> None:
+        """A data URL, base64 or address of a recording, bare or in an object, or a list of them."""
+        for recording in value if type(value) is list else (value,):
+            self._recording(recording)
+
+    def _recording(self, value: Any) -> None:
         text = _address(value)
         length = 0 if text is None else self._body.size(text)
         seconds = _REMOTE_AUDIO_SECONDS
         if text is not None and text[:4].lower() != "http":
             seconds = seconds_of_text(self._body.head(text, AUDIO_HEAD), length)
         self.audio_seconds += seconds
-        self.tokens += int(seconds * _AUDIO_TOKENS_PER_SECOND) + _IMAGE_MARKS
+        self._media(int(seconds * _AUDIO_TOKENS_PER_SECOND) + _IMAGE_MARKS)
 
 
 def _is_word(value: Any) -> bool:
     """Whether it is short enough for the tokens that each message is charged anyway."""
     return type(value) is str and len(value) <= _WORD
+
+
+def _says(value: Any, word: str) -> bool:
+    return _is_word(value) and word in value
 
 
 def _address(value: Any) -> str | None:

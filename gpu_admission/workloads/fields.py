@@ -17,24 +17,28 @@ from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import AUDIO_HEAD, seconds, seconds_of_text
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
-from gpu_admission.workloads.forms import read_form
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
 from gpu_admission.workloads.limits import lower_limit
+from gpu_admission.workloads.readings import largest, read_all
 from gpu_admission.workloads.tokens import Counter, TokensOption, counter, rows
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
 
 Path: TypeAlias = "str | None"
-_TASKS = ("generate", "embed", "rerank", "image", "transcribe", "speech", "infer")
-_DEFAULTED = ("new_tokens", "width", "height")
+_TASKS = ("generate", "embed", "rerank", "image", "video", "transcribe", "speech", "infer")
+_NUMBERS = frozenset(
+    {"new_tokens", "sequences", "beams", "width", "height", "frames", "tensor_bytes", "context"}
+)
+_DEFAULTED = ("new_tokens", "width", "height", "frames")
 
 
 class Fields:
     """Reads a JSON object, a form, or an upload, by the paths of its fields.
 
     ``images`` and ``audio`` lead to base64, data URLs, addresses or uploaded files, ``audio``
-    also to a number of seconds. ``features`` names paths of further numbers: a list counts
+    also to a number of seconds. Of several numbers the largest counts, and links to other
+    nodes of a graph (``["7", 0]``) are skipped. ``features`` names paths of further numbers: a list counts
     its items, true is 1, what is absent is 0. ``default_new_tokens`` and ``default_side``
     (pixels) are taken where the path is given and a body has no value there.
     """
@@ -52,6 +56,7 @@ class Fields:
         images: Path = None,
         width: Path = None,
         height: Path = None,
+        frames: Path = None,
         audio: Path = None,
         tensor_bytes: Path = None,
         context: Path = None,
@@ -60,31 +65,32 @@ class Fields:
         features: Mapping[str, str] | None = None,
         default_new_tokens: int = 1024,
         default_side: int = 1024,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         if task not in _TASKS:
             raise ValueError(f"task must be one of {_TASKS}, got {task!r}")
         given = {
             "prompt": prompt, "new_tokens": new_tokens, "sequences": sequences, "beams": beams,
-            "images": images, "width": width, "height": height, "audio": audio, "model": model,
-            "tensor_bytes": tensor_bytes, "context": context, "stream": stream,
+            "images": images, "width": width, "height": height, "frames": frames, "audio": audio,
+            "model": model, "tensor_bytes": tensor_bytes, "context": context, "stream": stream,
         }  # fmt: skip
         self._task = task
         self._paths = {name: _steps(name, path) for name, path in given.items() if path is not None}
         self._features = {name: _steps(name, path) for name, path in (features or {}).items()}
         if not self._paths and not self._features:
             raise ValueError("Fields needs the path of at least one field")
-        side = positive_option(default_side, "default_side")
-        new = positive_option(default_new_tokens, "default_new_tokens")
-        self._defaults = {"new_tokens": new, "width": side, "height": side}
+        self._defaults = {"new_tokens": positive_option(default_new_tokens, "default_new_tokens")}
+        self._defaults |= dict.fromkeys(("width", "height"), positive_option(default_side, "default_side"))
         self._counter = counter(tokens)
         self.offload_bytes = self._counter.offload_bytes
         self._image_tokens = rule_of(image_tokens)
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        body = read_form(info)
+        return largest(read_all(info), self._of)
+
+    def _of(self, body: JSONObject) -> Workload:
         tally = Tally(body, self._counter, self._image_tokens)
         for value in self._values(body, "images"):
             tally.image(value)
@@ -102,14 +108,13 @@ class Fields:
             images=tuple(tally.images),
             width=self._number(body, "width"),
             height=self._number(body, "height"),
+            frames=self._number(body, "frames"),
             audio_seconds=audio_seconds,
             tensor_bytes=self._number(body, "tensor_bytes"),
             context=self._number(body, "context"),
             model=model if type(model) is str else None,
             stream=next(self._values(body, "stream"), None) in (True, "true", "True", "1"),
-            defaulted=tuple(
-                name for name in _DEFAULTED if name in self._paths and not self._said(body, name)
-            ),
+            defaulted=tuple(name for name in self._paths if self._is_unsaid(body, name)),
             features={name: _feature(body, steps, name) for name, steps in self._features.items()},
         )
 
@@ -138,7 +143,16 @@ class Fields:
         return self._said(body, name) or (self._defaults.get(name, 0) if name in self._paths else 0)
 
     def _said(self, body: JSONObject, name: str) -> int:
-        return max((whole(_text(value), name) for value in self._values(body, name)), default=0)
+        values = (_text(value) for value in self._values(body, name) if not _is_link(value))
+        return max((whole(value, name) for value in values), default=0)
+
+    def _is_unsaid(self, body: JSONObject, name: str) -> bool:
+        """Whether a number is a default, or stands in part behind links that lead to other nodes."""
+        if name not in _NUMBERS:
+            return False
+        if any(map(_is_link, self._values(body, name))):
+            return True
+        return name in _DEFAULTED and not self._said(body, name)
 
 
 def _steps(name: str, path: str) -> tuple[str, ...]:
@@ -163,6 +177,11 @@ def _found(value: Any, steps: tuple[str, ...]) -> Iterator[Any]:
         items = value if steps[0] == "*" else value[int(steps[0]) :][:1] if steps[0].isdecimal() else ()
         for item in items:
             yield from _found(item, steps[1:])
+
+
+def _is_link(value: Any) -> bool:
+    """Whether a value is a node's name and one of its outputs: ``["7", 0]``, as ComfyUI's graphs have."""
+    return type(value) is list and list(map(type, value)) == [str, int]
 
 
 def _rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:

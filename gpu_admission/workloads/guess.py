@@ -7,25 +7,29 @@ if all of it were prompt, and uploads by their files. What remains can't be read
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from gpu_admission.bodies.json import JSONObject
-from gpu_admission.bodies.multipart import HEAD
 from gpu_admission.bodies.numbers import capped, positive, positive_option
-from gpu_admission.request import Part
 from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import seconds
+from gpu_admission.workloads.comfyui import ComfyUI, is_graph
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
-from gpu_admission.workloads.forms import files, media_type, read_form
+from gpu_admission.workloads.forms import files
 from gpu_admission.workloads.images import UNKNOWN, size_of_bytes
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
 from gpu_admission.workloads.kserve import KServe
 from gpu_admission.workloads.limits import lower_limit, read_limit
 from gpu_admission.workloads.openai import OpenAI
+from gpu_admission.workloads.outputsizes import FPS, Made, read_made
+from gpu_admission.workloads.readings import largest, read_all_or_file
 from gpu_admission.workloads.rerank import Rerank
+from gpu_admission.workloads.sglang import SGLang
 from gpu_admission.workloads.tgi import TGI
 from gpu_admission.workloads.tokens import TokensOption, counter
 
@@ -41,6 +45,10 @@ _SETTINGS = ("parameters", "options", "sampling_params", "generation_config", "g
 _NUMBERS = frozenset({*_LIMITS, *_COPIES, "temperature", "top_p", "top_k", "seed", "stream", "model"})
 _OPENAI = frozenset({"messages", "prompt", "input", "tools", "functions", "documents", "system"}) | _NUMBERS
 _TGI = frozenset({"inputs", "parameters"}) | _NUMBERS
+_SGLANG = (
+    frozenset({"text", "input_ids", "sampling_params", "image_data", "audio_data", "video_data"}) | _NUMBERS
+)
+_GRAPH = frozenset({"prompt"})
 _PROMPTS = frozenset({"messages", "prompt", "input"})
 _QUERIES = frozenset({"query", "queries"})
 _DOCUMENTS = frozenset({"documents", "texts"})
@@ -50,12 +58,14 @@ class Guess:
     """Reads a request whose API is not known. The options are those of ``OpenAI``."""
 
     __slots__ = (
+        "_comfyui",
         "_counter",
         "_default_new_tokens",
         "_image_tokens",
         "_kserve",
         "_openai",
         "_rerank",
+        "_sglang",
         "_tgi",
         "offload_bytes",
     )
@@ -65,7 +75,7 @@ class Guess:
         *,
         default_new_tokens: int = 1024,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
@@ -78,6 +88,8 @@ class Guess:
         )
         self._kserve = KServe(default_new_tokens=default_new_tokens, tokens=tokens, image_tokens=image_tokens)
         self._rerank = Rerank(tokens=tokens, image_tokens=image_tokens)
+        self._sglang = SGLang(default_new_tokens=default_new_tokens, tokens=tokens, image_tokens=image_tokens)
+        self._comfyui = ComfyUI(tokens=tokens)
         self._tgi = TGI(default_new_tokens=default_new_tokens, context=context, tokens=tokens)
         self._counter = counter(tokens)
         self.offload_bytes = self._counter.offload_bytes
@@ -85,22 +97,25 @@ class Guess:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        kind = media_type(info)
-        if kind.startswith(("image/", "audio/", "video/")) or kind == "application/octet-stream":
-            file = Part("", "", kind, len(info.body), info.body[:HEAD])
-            return self._of_files(JSONObject({"": [file]}, file.size))
-        body = read_form(info)
+        return largest(read_all_or_file(info), partial(self._of, path=info.path))
+
+    def _of(self, body: JSONObject, *, path: str) -> Workload:
+        """The workload of a ``body`` that was sent to ``path``."""
         if files(body):
             return self._of_files(body)
         fields = body.fields
         if not fields.keys().isdisjoint(_QUERIES) and not fields.keys().isdisjoint(_DOCUMENTS):
             return self._rerank.of(body)
         if "text_input" in fields or _are_tensors(fields.get("inputs")):
-            return self._kserve.of(body, info.path)
+            return self._kserve.of(body, path)
+        if is_graph(fields.get("prompt")):
+            return self._with_the_rest(self._comfyui.of(body), body, _GRAPH)
+        if _is_sglang(fields):
+            return self._with_the_rest(self._sglang.of(body, path), body, _SGLANG)
         if type(fields.get("inputs")) is str:
-            return self._with_the_rest(self._tgi.of(body, info.path), body, _TGI)
+            return self._with_the_rest(self._tgi.of(body, path), body, _TGI)
         if not fields.keys().isdisjoint(_PROMPTS):
-            return self._with_the_rest(self._openai.of(body, info.path), body, _OPENAI)
+            return self._with_the_rest(self._openai.of(body, path), body, _OPENAI)
         nothing = Workload(new_tokens=self._default_new_tokens, defaulted=("max_tokens",))
         return self._with_the_rest(nothing, body, frozenset())
 
@@ -147,7 +162,10 @@ class Guess:
 
     def _with_settings(self, workload: Workload, fields: dict[str, Any]) -> Workload:
         """``workload`` with the largest limit, and all copies, that any settings in ``fields`` ask for."""
+        if not workload.new_tokens:
+            return workload  # it generates nothing, whatever it says
         settings = [fields, *(fields[name] for name in _SETTINGS if type(fields.get(name)) is dict)]
+        made = read_made(settings, fps=FPS)
         limits = [read_limit(found, _LIMITS, self._default_new_tokens) for found in settings]
         said = [limit for limit, absent in limits if not absent]
         if said:
@@ -155,7 +173,21 @@ class Guess:
             workload = replace(workload, new_tokens=new, defaulted=())
         copies = math.prod(positive(found, name, 1) for found in settings for name in _COPIES)
         rows = workload.sequences if workload.total_prompt_tokens else 1
-        return replace(workload, sequences=capped(max(workload.sequences, rows * copies)))
+        sequences = capped(max(workload.sequences, rows * copies, rows * made.copies))
+        return replace(workload, sequences=sequences, **_sizes(made))
+
+
+def _sizes(made: Made) -> dict[str, Any]:
+    """Of the picture or video that is asked for, as fields of a workload; none where none is."""
+    sizes: dict[str, Any] = {"width": made.width, "height": made.height, "frames": made.frames}
+    if made.frames:
+        sizes["features"] = {"frames": float(made.frames)}
+    return {name: value for name, value in sizes.items() if value}
+
+
+def _is_sglang(fields: Mapping[str, Any]) -> bool:
+    """Whether a body is one of SGLang's: its settings are named so, and its text is no ``prompt``."""
+    return "sampling_params" in fields and ("text" in fields or "input_ids" in fields)
 
 
 def _are_tensors(inputs: Any) -> bool:

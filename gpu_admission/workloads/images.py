@@ -1,38 +1,41 @@
 """The size of an image, from its first bytes. Owns the reading of files, base64 and data URLs.
 
-Through ``imagesize`` (the extra ``images``), which reads headers only: no pixel is decoded,
-and nothing is opened or fetched. What an image costs must not be put here.
+Nothing is opened, fetched or decoded. What the headers of each format say is ``imageheaders``';
+what an image costs must not be put here.
 """
 
 from __future__ import annotations
 
 import binascii
-import io
+import re
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
-Size: TypeAlias = tuple[int, int]
-"""(width, height) in pixels."""
+from gpu_admission.workloads.imageheaders import UNKNOWN, Size, stated_size
 
-UNKNOWN: Final[Size] = (0, 0)
-"""A size that can't be read: of a remote image, a broken one, or without ``imagesize``."""
+__all__ = ["HEADS", "NO_IMAGE", "UNKNOWN", "Size", "size_of_bytes", "size_of_text"]
+
+NO_IMAGE: Final[Size] = (1, 1)
+"""What is no image to any decoder, which will say so: it takes nothing."""
 HEADS: Final = (1024, 64 * 1024, 1024 * 1024)
 """Characters of base64 that a size is looked for in, one after the other."""
 _BASE64 = ";base64,"
+_TEXT_IMAGE = re.compile(
+    rb"\s*(?:P[1-7FfGgPpyZz]|#|/\*|<|%!PS|SIMPLE|static|\w+ ?:)|.*image (?:size|type)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""How formats of images that are text begin (PNM, XBM, XPM, SVG, EPS, FITS), or what stands in them (IM)."""
+_CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f"))
+_LONGEST_TEXT = 4096
 
 
 def size_of_bytes(head: bytes) -> Size:
-    """The size of the PNG, JPEG, GIF, WebP or AVIF that starts with ``head``, or ``UNKNOWN``."""
-    if not _is_known_format(head):
-        return UNKNOWN
-    try:
-        import imagesize  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    """The size of the PNG, JPEG, GIF, WebP or AVIF that starts with ``head``.
 
-        width, height = imagesize.get(io.BytesIO(head))
-        size = (int(width), int(height))
-    except Exception:
-        return UNKNOWN
-    return size if min(size) > 0 else UNKNOWN
+    ``NO_IMAGE`` where it is text, or empty; ``UNKNOWN`` for all other formats.
+    """
+    size = stated_size(head)
+    return NO_IMAGE if size == UNKNOWN and _is_plain_text(head[:_LONGEST_TEXT]) else size
 
 
 def size_of_text(head: Callable[[int], str]) -> Size:
@@ -59,12 +62,14 @@ def _size_of_base64(text: str) -> Size:
         head = binascii.a2b_base64(encoded[: len(encoded) // 4 * 4])
     except ValueError:
         return UNKNOWN
-    return size_of_bytes(head)
+    return stated_size(head)
 
 
-def _is_known_format(head: bytes) -> bool:
-    return (
-        head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF8"))
-        or (head[:4] == b"RIFF" and head[8:12] == b"WEBP")
-        or head[4:8] == b"ftyp"
-    )
+def _is_plain_text(head: bytes) -> bool:
+    if head.translate(None, _CONTROLS) != head or _TEXT_IMAGE.match(head):
+        return False
+    try:
+        head.decode()
+    except UnicodeDecodeError as error:
+        return error.start > len(head) - 4 and error.reason == "unexpected end of data"
+    return True

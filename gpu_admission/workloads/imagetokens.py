@@ -53,6 +53,15 @@ def _scaled_to_pixels(factor: int, least: int, most: int) -> Rule:
     return rule
 
 
+def _emu3(width: int, height: int) -> int:
+    """Emu3: both sides to multiples of 8, the area to 512**2..1024**2 pixels, and one end for each row."""
+    if not width or not height:
+        return 128 * 128 + math.ceil(128 * math.sqrt(200))  # sides of 200 to 1 are the most it takes
+    patches = _scaled_to_pixels(8, 64 * 64, 128 * 128)(width, height)
+    rows = math.ceil(math.sqrt(patches * height / width))
+    return patches + min(rows, patches)
+
+
 def _rows_with_ends(longest: int, patch: int) -> Rule:
     """Pixtral: the long side to at most ``longest``, then patches, and one end for each row."""
     side = math.ceil(longest / patch)
@@ -110,7 +119,7 @@ def _openai_tiles(width: int, height: int) -> int:
 
 
 def _most_of_all(width: int, height: int) -> int:
-    rules = (_QWEN2, _QWEN3, _llava_next, _internvl, _PIXTRAL)  # one of these is always the largest
+    rules = (_QWEN2, _QWEN3, _emu3, _internvl)  # one of these is always the largest
     return max(rule(width, height) for rule in rules)
 
 
@@ -121,11 +130,12 @@ def _tilings() -> tuple[tuple[int, float], ...]:
 
 _TILINGS = _tilings()
 _QWEN2 = _scaled_to_pixels(28, 4, 16384)
-_QWEN3 = _scaled_to_pixels(32, 4, 16384)
+_QWEN3 = _scaled_to_pixels(32, 64, 16384)
 _PIXTRAL = _rows_with_ends(1024, 16)
 
 FAMILIES: Final[Mapping[str, Rule]] = {
     "any": _most_of_all,
+    "emu3": _emu3,
     "gemma-3": lambda width, height: 256,
     "internvl": _internvl,
     "llama-3.2-vision": lambda width, height: 1,

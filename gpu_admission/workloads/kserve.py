@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gpu_admission.bodies.json import JSONObject, LongList, read_object
+from gpu_admission.bodies.json import JSONObject, LongList, largest, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option, whole
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.request import RequestInfo
@@ -23,7 +23,12 @@ from gpu_admission.workloads.limits import lower_limit, read_limit
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 _HEADER = "inference-header-content-length"
-_LIMITS = ("max_tokens", "max_new_tokens", "max_output_len", "request_output_len")
+_LIMIT = ("max_tokens",)
+_OTHER_LIMITS = ("max_new_tokens", "max_output_len", "request_output_len")
+_PLACES = ("", "parameters.")
+_LIMITS = tuple(place + name for place in _PLACES for name in _LIMIT)
+_OTHERS = tuple(place + name for place in _PLACES for name in _OTHER_LIMITS)
+_COPIES = ("beam_width", "n", "num_return_sequences")
 _BYTES_OF: Final[Mapping[str, int]] = {
     **dict.fromkeys(("BOOL", "INT8", "UINT8", "FP8"), 1),
     **dict.fromkeys(("INT16", "UINT16", "FP16", "BF16"), 2),
@@ -47,7 +52,7 @@ class KServe:
         self,
         *,
         default_new_tokens: int = 1024,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
@@ -62,8 +67,8 @@ class KServe:
         prefix = _json_length(info)
         if prefix == 0:
             return Workload(task="infer", tensor_bytes=max(1, len(info.body)))
-        head = info if prefix is None else RequestInfo(info.scope, info.body[:prefix], path=info.path)
-        body = read_object(head)
+        head = info if prefix is None else _json_part(info, prefix)
+        body = read_object(head, repeats=largest)  # Triton's reader takes the first
         return self.of(body, info.path, binary=0 if prefix is None else len(info.body) - prefix)
 
     def of(self, body: JSONObject, path: str, *, binary: int = 0) -> Workload:
@@ -76,27 +81,33 @@ class KServe:
         """``body`` with its limits at most ``new_tokens``, where it asks for text."""
         if b'"text_input"' not in body:
             return body
-        return lower_limit(body, _LIMITS, new_tokens, places=(("parameters",), ()))
+        return lower_limit(body, _LIMIT, new_tokens, places=(("parameters",), ()), others=_OTHER_LIMITS)
 
     def sse_error(self, message: str, code: str) -> bytes:
         """The error event that ends a stream of Triton's generate extension."""
         return sent_event({"error": message, "code": code})
 
     def _generate(self, body: JSONObject, path: str) -> Workload:
-        fields = {**body.fields, **_parameters(body.fields)}
+        """Settings stand at the top or in ``parameters``; backends differ in which of them they obey."""
+        inner = {f"parameters.{name}": value for name, value in _parameters(body.fields).items()}
+        fields = {**body.fields, **inner}
         tally = Tally(body, self._counter, self._image_tokens)
         tally.content({name: value for name, value in body.fields.items() if name not in _LIMITS})
-        new, absent = read_limit(fields, _LIMITS, self._default_new_tokens)
-        beams = positive(fields, "beam_width", 1)
+        new, absent = read_limit(fields, _LIMITS, self._default_new_tokens, _OTHERS)
+        copies = [max(positive(fields, place + name, 1) for place in _PLACES) for name in _COPIES]
         return Workload(
             prompt_tokens=max(1, tally.tokens),
             new_tokens=new,
-            sequences=capped(beams * positive(fields, "n", 1) * positive(fields, "num_return_sequences", 1)),
-            beams=beams,
+            sequences=capped(math.prod(copies)),
+            beams=copies[0],
             images=tuple(tally.images),
-            stream=path.endswith("_stream") or fields.get("stream") is True,
+            stream=path.endswith("_stream") or any(fields.get(place + "stream") is True for place in _PLACES),
             defaulted=("max_tokens",) if absent else (),
         )
+
+
+def _json_part(info: RequestInfo, length: int) -> RequestInfo:
+    return RequestInfo(info.scope, info.body[:length], path=info.path, max_json_values=info.max_json_values)
 
 
 def _json_length(info: RequestInfo) -> int | None:
@@ -138,11 +149,11 @@ def _tensor_bytes(body: JSONObject, tensor: Any) -> int:
 
 
 def _elements(shape: Any) -> int:
-    """The product of the dimensions, each of which must be a whole number of at least 1."""
+    """The product of the dimensions, which must be whole numbers; with a 0 the tensor is empty."""
     if type(shape) is not list or len(shape) > 64:
         raise UnreadableBody("shape of a tensor in inputs must be a list of dimensions")
-    if not all(type(size) is int and size > 0 for size in shape):
-        raise UnreadableBody("a dimension in shape must be a whole number of at least 1")
+    if not all(type(size) is int and size >= 0 for size in shape):
+        raise UnreadableBody("a dimension in shape must be a whole number, and not negative")
     return capped(math.prod(capped(size) for size in shape))
 
 

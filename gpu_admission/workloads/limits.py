@@ -1,7 +1,9 @@
 """The limit on new tokens in a body: reading it, and lowering it in place. Owns both.
 
 A body may name it several times, or by several names: the largest counts when it is read,
-and all are lowered. Names, and where they stand, are the dialects'.
+and all are lowered. A name that an endpoint does not obey only ever raises what it is
+charged: its default is what such a server will use. Names, and where they stand, are the
+dialects'.
 """
 
 from __future__ import annotations
@@ -11,46 +13,74 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpu_admission.bodies.longstrings import cut_long_strings, restore
 from gpu_admission.bodies.numbers import CEILING, whole
+from gpu_admission.bodies.shorten import shorten
 from gpu_admission.errors import UnreadableBody
 
 _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
 _raw_decode = json.JSONDecoder().raw_decode
 
 
-def read_limit(fields: Mapping[str, Any], names: Sequence[str], default: int) -> tuple[int, bool]:
+def read_limit(
+    fields: Mapping[str, Any], names: Sequence[str], default: int, others: Sequence[str] = ()
+) -> tuple[int, bool]:
     """The largest limit under ``names``, and whether ``default`` had to be taken.
 
     A limit that says "no limit" (zero, negative) is ``default`` too, and ``null`` is silent.
+    ``others`` are names that this endpoint does not obey: they count where they say more.
     """
+    largest, said = _largest(fields, names, default)
+    if not said:
+        largest = max(largest, default)
+    if others and not fields.keys().isdisjoint(others):
+        largest = max(largest, _largest(fields, others, default)[0])
+    return largest, not said
+
+
+def _largest(fields: Mapping[str, Any], names: Sequence[str], default: int) -> tuple[int, bool]:
     largest, said = 0, False
     for name in names:
         if name not in fields or (value := fields[name]) is None:
             continue
         limit = value if type(value) is int and 0 < value <= CEILING else whole(value, name)
-        largest = max(largest, limit or default)
+        limit_or_default = limit or default
+        if limit_or_default > largest:
+            largest = limit_or_default
         said = said or limit > 0
-    return (largest, False) if said else (max(largest, default), True)
+    return largest, said
 
 
 def lower_limit(
-    body: bytes, names: Sequence[str], most: int, *, places: Sequence[Sequence[str]] = ((),)
+    body: bytes,
+    names: Sequence[str],
+    most: int,
+    *,
+    places: Sequence[Sequence[str]] = ((),),
+    others: Sequence[str] = (),
 ) -> bytes:
     """``body`` with no limit above ``most``; where there is none, the first name gets it.
+
+    ``others`` are lowered too, but do not stand for a limit that is missing.
 
     ``places`` lead to the objects in which a limit may stand, each by the names of members;
     a new one is put in the first. Every other byte stays as it is. Raises
     ``UnreadableBody`` where the body is not a JSON object.
     """
-    short, strings = cut_long_strings(body)
+    short = shorten(body)
     try:
-        encoding = json.detect_encoding(short)
-        errors = "surrogateescape" if encoding == "utf-8" else "strict"
-        lowered = _lowered(short.decode(encoding, errors), names, most, places).encode(encoding, errors)
+        text = _lowered(short.text.decode("utf-8", "surrogateescape"), names, most, places)
+        if others:
+            text = _lowered(text, others, most, places, adds=False)
+        lowered = short.restore(text.encode("utf-8", "surrogateescape"))
+        return _encoded(lowered, json.detect_encoding(body))
     except (ValueError, IndexError, RecursionError) as error:
         raise UnreadableBody(f"the body is not a JSON object: {type(error).__name__}") from None
-    return restore(lowered, strings)
+
+
+def _encoded(text: bytes, encoding: str) -> bytes:
+    if encoding == "utf-8":
+        return text
+    return text.decode("utf-8", "surrogatepass").encode(encoding, "surrogatepass")
 
 
 class _Member(NamedTuple):
@@ -66,10 +96,14 @@ class _Edit(NamedTuple):
     text: str
 
 
-def _lowered(text: str, names: Sequence[str], most: int, places: Sequence[Sequence[str]]) -> str:
+def _lowered(
+    text: str, names: Sequence[str], most: int, places: Sequence[Sequence[str]], *, adds: bool = True
+) -> str:
     start = _skip(text, 0)
     fields, _ = _raw_decode(text, start)
-    chosen = [place for place in places if _has_limit(fields, names, place)] or places[:1]
+    chosen = [place for place in places if _has_limit(fields, names, place)]
+    if adds:
+        chosen = chosen or list(places[:1])
     edits = sorted(edit for place in chosen for edit in _edits(text, start, names, most, place))
     pieces: list[str] = []
     done = 0

@@ -6,14 +6,12 @@ that did not would miss options that count. Options themselves keep their case.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_admission.bodies.json import JSONObject, parse_with, read_object
+from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import positive_option, whole
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
@@ -27,7 +25,9 @@ if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
 
 _TEXTS = ("system", "template", "suffix", "tools")
+_SILENT = ("/show", "/pull", "/push", "/create", "/copy", "/delete")
 _TOOL_TOKENS = 200
+_FOLDED_DEPTH = 8
 
 
 class Ollama:
@@ -45,7 +45,7 @@ class Ollama:
         *,
         default_new_tokens: int = 1024,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
@@ -60,8 +60,11 @@ class Ollama:
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         if "/v1/" in info.path:
-            return self._openai.read(info)
-        body = read_object(info, parse=_parse_as_go)
+            # A Go server: no name there keeps its case.
+            body = read_object(info, repeats=_joined)
+            body.fields = _in_any_case(body.fields, _FOLDED_DEPTH)
+            return self._openai.of(body, info.path)
+        body = read_object(info, repeats=_joined)
         body.fields = fields = _any_case(body.fields)
         options = _options(fields)
         embeds = "/embed" in info.path
@@ -71,7 +74,8 @@ class Ollama:
         limit = context or self._context
         if limit is not None:
             prompts = [min(tokens, limit) for tokens in prompts]
-        new, absent = (0, False) if embeds else self._new_tokens(options, max(prompts), limit)
+        is_silent = embeds or info.path.endswith(_SILENT)
+        new, absent = (0, False) if is_silent else self._new_tokens(options, max(prompts), limit)
         model = fields.get("model")
         return Workload(
             task="embed" if embeds else "generate",
@@ -136,13 +140,24 @@ def _list(value: Any) -> list[Any]:
     return value if type(value) is list else [] if value is None else [value]
 
 
-def _parse_as_go(body: bytes) -> Any:
-    return parse_with(partial(json.loads, object_pairs_hook=_joined), body)
+def _folded(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    return _joined((name.casefold(), value) for name, value in pairs)
+
+
+def _in_any_case(value: Any, depth: int) -> Any:
+    """``value`` with all names in small letters, down to ``depth``: no limit stands below it."""
+    if not depth:
+        return value
+    if type(value) is dict:
+        return _folded((name, _in_any_case(each, depth - 1)) for name, each in value.items())
+    if type(value) is list:
+        return [_in_any_case(each, depth - 1) for each in value]
+    return value
 
 
 def _any_case(fields: Mapping[str, Any]) -> dict[str, Any]:
     """``fields`` by their names in small letters; of several spellings the last counts."""
-    return _joined((name.casefold(), value) for name, value in fields.items())
+    return _folded(fields.items())
 
 
 def _joined(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """OpenAI's JSON requests: chat, completions, embeddings and responses. Owns their fields.
 
-Every limit that a body names counts, and the largest wins, since servers differ in which
-they obey. What only makes a request smaller (``truncate_prompt_tokens``) is believed by
-the dialect of the server that does so, not here. Uploads and pictures that are made are in
-``openaimedia``.
+Also those of servers that took the form over: llama.cpp's ``/completion``, Cohere's
+``/v2/embed``, pictures that are asked for in a chat. Only the limit names that an endpoint
+obeys can lower its default. What only makes a request smaller (``truncate_prompt_tokens``) is
+believed by the dialect of the server that does so, not here. Uploads and pictures that are
+made are in ``openaimedia``.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option, whole
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import TEMPLATE_TOKENS, Tally
+from gpu_admission.workloads.embedinputs import embed_rows
 from gpu_admission.workloads.events import sent_event
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
 from gpu_admission.workloads.limits import lower_limit, read_limit
+from gpu_admission.workloads.outputsizes import FPS, read_made
+from gpu_admission.workloads.outputsizes import NAMES as _MADE
+from gpu_admission.workloads.promptrows import is_template, prompt_rows
 from gpu_admission.workloads.tokens import TokensOption, counter, rows
 
 if TYPE_CHECKING:
@@ -26,20 +33,36 @@ if TYPE_CHECKING:
 UNKNOWN_CONTEXT = 131_072
 """Tokens charged for history that the server keeps, where no ``context`` was given."""
 
+_CHAT = ("max_tokens", "max_completion_tokens")
+_COMPLETIONS = ("max_tokens",)
+_RESPONSES = ("max_output_tokens",)
+_LLAMA_CPP = ("n_predict", "max_tokens")
 _LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict")
-_RESPONSE_LIMITS = ("max_output_tokens", *_LIMITS)
+_OTHERS: Mapping[tuple[str, ...], tuple[str, ...]] = {
+    names: tuple(name for name in _LIMITS if name not in names)
+    for names in (_CHAT, _COMPLETIONS, _RESPONSES, _LLAMA_CPP)
+}
 _NOTHING: tuple[str, ...] = ()
-_NO_OUTPUT = ("/embeddings", "/pooling", "/classify", "/tokenize")
+_NO_OUTPUT = frozenset(
+    {
+        "embeddings", "embedding", "embed", "pooling", "classify", "tokenize", "detokenize",
+        "count_tokens", "apply-template",
+    }
+)  # fmt: skip
+_OBEYED = {"responses": _RESPONSES, "completion": _LLAMA_CPP, "infill": _LLAMA_CPP}
 _TOOL_TOKENS = 200
 _AS_TEXT = frozenset(
-    {"system", "instructions", "suffix", "chat_template", "chat_template_kwargs", "prediction"}
-)
+    {
+        "system", "instructions", "suffix", "chat_template", "chat_template_kwargs", "prediction",
+        "input_prefix", "input_suffix", "input_extra",
+    }
+)  # fmt: skip
 _AS_JSON = frozenset({"tools", "functions", "documents"})
 _HISTORY = frozenset({"previous_response_id", "conversation"})
-_BESIDE = _AS_TEXT | _AS_JSON | _HISTORY | {"prompt"}
+_BESIDE = _AS_TEXT | _AS_JSON | _HISTORY | {"prompt", "image_data"}
 _CHOICES = frozenset({"n", "best_of", "num_beams"})
 _LOGPROBS = frozenset({"echo", "prompt_logprobs"})
-_RARE = _BESIDE | _CHOICES | _LOGPROBS
+_RARE = _BESIDE | _CHOICES | _LOGPROBS | _MADE | {"background"}
 """Fields that most requests have none of: one look tells it of them all."""
 
 
@@ -48,7 +71,7 @@ class OpenAI:
 
     ``default_new_tokens`` are taken where a body names no limit (with ``context``: what that
     leaves beside the prompt), ``completion_new_tokens`` for a text completion. ``tokens`` is
-    ``"expected"``, ``"safe"``, ``"bound"`` or a tokenizer, ``image_tokens`` a family's name, a
+    ``"usual"``, ``"bound"`` or a tokenizer, ``image_tokens`` a family's name, a
     number or a function of width and height.
     """
 
@@ -67,7 +90,7 @@ class OpenAI:
         default_new_tokens: int = 1024,
         completion_new_tokens: int = 16,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
@@ -81,23 +104,28 @@ class OpenAI:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         return self.of(read_object(info), info.path)
 
-    def of(self, body: JSONObject, path: str) -> Workload:
-        """The workload of a ``body`` that was sent to ``path``. Raises ``UnreadableBody``."""
+    def of(self, body: JSONObject, path: str, tally: Tally | None = None) -> Workload:
+        """The workload of a ``body`` that was sent to ``path``. Raises ``UnreadableBody``.
+
+        ``tally`` is an empty one of the caller's, which is left with what it has added up.
+        """
         fields = body.fields
-        embeds = path.endswith(_NO_OUTPUT)
-        tally = Tally(body, self._counter, self._image_tokens)
+        embeds = path[path.rfind("/") + 1 :] in _NO_OUTPUT
+        tally = Tally(body, self._counter, self._image_tokens) if tally is None else tally
         is_plain = fields.keys().isdisjoint(_RARE)
         kept_elsewhere = _NOTHING if is_plain else _add_extras(fields, tally)
         prompts = self._prompts(body, tally, embeds)
         longest = total = prompts[0]
         if len(prompts) > 1:
             longest, total = max(prompts), sum(prompts)
+        if tally.kept:
+            kept_elsewhere += tuple(dict.fromkeys(tally.kept))
         if kept_elsewhere:
             longest = total = max(total, self._context or UNKNOWN_CONTEXT)
-        new, absent = (0, _NOTHING) if embeds else self._new_tokens(fields, longest)
+        new, absent = (0, _NOTHING) if embeds else self._new_tokens(fields, path, longest)
         choices, beams = (1, 1) if is_plain else _choices(fields)
         model = fields.get("model")
-        return Workload(
+        workload = Workload(
             task="embed" if embeds else "generate",
             prompt_tokens=longest,
             total_prompt_tokens=total if total != longest else 0,
@@ -111,11 +139,12 @@ class OpenAI:
             stream=fields.get("stream") is True,
             defaulted=kept_elsewhere + absent,
         )
+        return workload if is_plain else _with_made(workload, fields, len(prompts))
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body`` with its limits at most ``new_tokens``. Raises ``UnreadableBody``."""
         responses = b'"input"' in body and b'"messages"' not in body
-        return lower_limit(body, _RESPONSE_LIMITS if responses else _LIMITS, new_tokens)
+        return lower_limit(body, _RESPONSES if responses else _CHAT, new_tokens, others=_LIMITS)
 
     def sse_error(self, message: str, code: str) -> bytes:
         """The error event that ends a stream, as OpenAI's clients read it."""
@@ -125,40 +154,77 @@ class OpenAI:
     def _prompts(self, body: JSONObject, tally: Tally, embeds: bool) -> list[int]:
         """Tokens of each prompt (at least one). What is not a list of prompts adds to each."""
         fields = body.fields
+        prompts: list[int] = []
         if "messages" in fields:
             tally.tokens += TEMPLATE_TOKENS
-            tally.messages(fields["messages"])
-        prompts = rows(body, self._counter, fields["prompt"]) if "prompt" in fields else []
-        if "input" in fields:
-            prompts += self._input(body, tally, fields["input"], embeds)
+            messages = fields["messages"]
+            if type(messages) is list and messages and type(messages[0]) is list:
+                prompts += [tally.conversation(conversation) for conversation in messages]
+            else:
+                tally.messages(messages)
+        if "prompt" in fields:
+            prompts += prompt_rows(body, self._counter, tally, fields["prompt"])
+        if embeds:
+            prompts += embed_rows(body, self._counter, tally)
+        elif "input" in fields:
+            prompts += self._input(body, tally, fields["input"])
         if not prompts:
             return [tally.tokens or 1]
         return [tally.tokens + tokens for tokens in prompts]
 
-    def _input(self, body: JSONObject, tally: Tally, input: Any, embeds: bool) -> list[int]:
+    def _input(self, body: JSONObject, tally: Tally, input: Any) -> list[int]:
         """Rows of ``input``; items of a conversation are added to ``tally`` instead."""
-        if embeds:
-            return rows(body, self._counter, input)
         tally.tokens += TEMPLATE_TOKENS
         if not _is_items(input):
             return rows(body, self._counter, input)
         tally.messages(input)
         return []
 
-    def _new_tokens(self, fields: Mapping[str, Any], prompt: int) -> tuple[int, tuple[str, ...]]:
+    def _new_tokens(self, fields: Mapping[str, Any], path: str, prompt: int) -> tuple[int, tuple[str, ...]]:
         """The most new tokens of a sequence, and the name of the limit where a default was taken."""
-        if "messages" not in fields and "prompt" in fields and fields.keys().isdisjoint(_LIMITS):
-            new, absent = self._completion_new_tokens, True
-        else:
-            new, absent = read_limit(fields, _LIMITS, self._default(prompt))
+        names = _obeyed(fields, path)
+        default = self._default(prompt)
+        if names is _COMPLETIONS and fields.keys().isdisjoint(names):
+            default = self._completion_new_tokens
+        new, absent = read_limit(fields, names, default, _OTHERS[names])
         if "min_tokens" in fields:
             new = max(new, whole(fields["min_tokens"], "min_tokens"))
-        if not absent:
-            return new, _NOTHING
-        return new, ("max_output_tokens" if "input" in fields else "max_tokens",)
+        return new, (names[0],) if absent else _NOTHING
 
     def _default(self, prompt: int) -> int:
         return self._default_new_tokens if self._context is None else max(1, self._context - prompt)
+
+
+def _obeyed(fields: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    """The names of the limit that an endpoint obeys; by the fields, where its path does not say."""
+    last = path[path.rfind("/") + 1 :]
+    if last == "completions":
+        if path.endswith("/chat/completions"):
+            return _CHAT
+        return _LLAMA_CPP if path == "/completions" else _COMPLETIONS
+    if last in _OBEYED:
+        return _OBEYED[last]
+    if "messages" in fields:
+        return _CHAT
+    if "input" in fields:
+        return _RESPONSES
+    return _COMPLETIONS if "prompt" in fields else _CHAT
+
+
+def _with_made(workload: Workload, fields: Mapping[str, Any], prompts: int) -> Workload:
+    """``workload`` with the picture or video that is asked for; marked where it outlives its request."""
+    made = read_made((fields,), fps=FPS)
+    features = {"frames": float(made.frames)} if made.frames else {}
+    if fields.get("background"):
+        features["background"] = 1.0
+    return replace(
+        workload,
+        sequences=max(workload.sequences, capped(prompts * made.copies)),
+        width=made.width,
+        height=made.height,
+        frames=made.frames,
+        features=features,
+    )
 
 
 def _add_extras(fields: Mapping[str, Any], tally: Tally) -> tuple[str, ...]:
@@ -167,10 +233,12 @@ def _add_extras(fields: Mapping[str, Any], tally: Tally) -> tuple[str, ...]:
     for name, value in fields.items():
         if name in _AS_TEXT:
             tally.content(value)
+        elif name == "image_data" and value:
+            tally.image(value)
         elif name in _AS_JSON and value:
             tally.text(value)
             tally.tokens += _TOOL_TOKENS
-        elif (name in _HISTORY and value is not None) or (name == "prompt" and type(value) is dict):
+        elif (name in _HISTORY and value is not None) or (name == "prompt" and is_template(value)):
             kept_elsewhere += (name,)
     return kept_elsewhere
 

@@ -1,43 +1,51 @@
-"""OpenAI's pictures and speech that are made: images/generations, images/edits, audio/speech.
+"""OpenAI's pictures, videos and speech that are made: images/generations, videos, audio/speech.
 
-Owns ``size`` and ``n``, and uploads of pictures. Recognition of speech is in ``whisper``.
+Owns ``n``, and uploads of pictures; sizes are ``made``'s. Recognition of speech is in ``whisper``.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from gpu_admission.bodies.json import JSONObject
 from gpu_admission.bodies.numbers import CEILING, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
-from gpu_admission.workloads.forms import read_form
-from gpu_admission.workloads.images import Size
 from gpu_admission.workloads.imagetokens import rule_of
+from gpu_admission.workloads.outputsizes import Made, read_made, read_size
+from gpu_admission.workloads.readings import largest, read_all
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
 
-_SIZE = re.compile(r"\s*(\d{1,15})\s*[xX*]\s*(\d{1,15})\s*", re.ASCII)
-_PICTURES = ("image", "image[]", "images", "mask")
+_TEXTS = ("prompt", "input", "instructions", "negative_prompt")
+_PICTURES = ("image", "image[]", "images", "mask", "input_reference", "video")
 
 
 class OpenAIMedia:
-    """Reads requests that make pictures or speech.
+    """Reads requests that make pictures, videos or speech.
 
-    ``default_side`` are the pixels of a side where ``size`` is absent or ``auto``;
+    ``default_side`` are the pixels of a side where ``size`` is absent or ``auto``, ``fps`` the
+    frames of a second of video where a body says its length in seconds only;
     ``speech_tokens`` are the audio tokens of each token of the text that is spoken.
     """
 
-    __slots__ = ("_counter", "_default_side", "_speech_tokens", "offload_bytes")
+    __slots__ = ("_counter", "_default_side", "_fps", "_speech_tokens", "offload_bytes")
 
     def __init__(
-        self, *, default_side: int = 1024, speech_tokens: int = 32, tokens: TokensOption = "safe"
+        self,
+        *,
+        default_side: int = 1024,
+        fps: int = 24,
+        speech_tokens: int = 32,
+        tokens: TokensOption = "usual",
     ) -> None:
+        self._fps = positive_option(fps, "fps")
         self._default_side = positive_option(default_side, "default_side")
         self._speech_tokens = positive_option(speech_tokens, "speech_tokens")
         self._counter = counter(tokens)
@@ -45,26 +53,31 @@ class OpenAIMedia:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        body = read_form(info)
+        return largest(read_all(info), partial(self._of, path=info.path))
+
+    def _of(self, body: JSONObject, *, path: str) -> Workload:
         tally = Tally(body, self._counter, rule_of("gemma-3"))
-        for name in ("prompt", "input", "instructions"):
+        for name in _TEXTS:
             tally.text(body.fields.get(name))
         text_tokens = max(1, tally.tokens)
-        if info.path.endswith("/speech"):
+        if path.endswith("/speech"):
             return self._speech(body.fields, text_tokens)
         for name in _PICTURES:
             if body.fields.get(name) is not None:
                 tally.image(body.fields[name])
-        width, height = self._size(body.fields)
+        made = self._made(body.fields)
+        is_video = made.frames > 0 or "/videos" in path
         return Workload(
-            task="image",
+            task="video" if is_video else "image",
             prompt_tokens=text_tokens,
-            sequences=positive(body.fields, "n", 1),
+            sequences=max(positive(body.fields, "n", 1), made.copies),
             images=tuple(tally.images),
-            width=width or self._default_side,
-            height=height or self._default_side,
+            width=made.width or max(self._default_side, made.height),
+            height=made.height or max(self._default_side, made.width),
+            frames=made.frames,
             model=_model(body.fields),
-            defaulted=() if width else ("size",),
+            defaulted=() if made.width and made.height else ("size",),
+            features={"frames": float(made.frames)} if made.frames else {},
         )
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
@@ -83,16 +96,11 @@ class OpenAIMedia:
             model=_model(fields),
         )
 
-    def _size(self, fields: Mapping[str, Any]) -> Size:
-        """The size that is asked for; (0, 0) where none is said."""
-        value = fields.get("size")
-        if value is None or value == "auto":
-            width, height = positive(fields, "width", 0), positive(fields, "height", 0)
-            return (width or height, height or width)
-        match = _SIZE.fullmatch(value) if type(value) is str else None
-        if match is None:
+    def _made(self, fields: Mapping[str, Any]) -> Made:
+        size = fields.get("size")
+        if size is not None and size != "auto" and read_size(size) is None:
             raise UnreadableBody("size must be WIDTHxHEIGHT or auto")
-        return int(match[1]), int(match[2])
+        return read_made((fields,), fps=self._fps)
 
 
 def _model(fields: Mapping[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ most servers that take these requests do not cut documents to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option
@@ -14,7 +14,6 @@ from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
-from gpu_admission.workloads.images import Size
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
 from gpu_admission.workloads.tokens import TokensOption, counter
 
@@ -40,7 +39,7 @@ class Rerank:
         *,
         max_length: int | None = None,
         max_batch: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._max_length = None if max_length is None else positive_option(max_length, "max_length")
@@ -53,11 +52,14 @@ class Rerank:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         return self.of(read_object(info))
 
-    def of(self, body: JSONObject) -> Workload:
-        """The workload of ``body``. Raises ``UnreadableBody``."""
-        images: list[Size] = []
-        queries = self._tokens(body, _QUERIES, images)
-        documents = self._tokens(body, _DOCUMENTS, images)
+    def of(self, body: JSONObject, tally: Tally | None = None) -> Workload:
+        """The workload of ``body``. Raises ``UnreadableBody``.
+
+        ``tally`` is an empty one of the caller's, which is left with what it has added up.
+        """
+        tally = Tally(body, self._counter, self._image_tokens) if tally is None else tally
+        queries = _tokens(body, _QUERIES, tally)
+        documents = _tokens(body, _DOCUMENTS, tally)
         rows = self._rows(queries, documents)
         longest, total = max(rows), sum(rows)
         sequences = len(rows) * positive(body.fields, "max_chunks_per_doc", 1)
@@ -67,7 +69,7 @@ class Rerank:
             prompt_tokens=longest,
             total_prompt_tokens=total if total != longest else 0,
             sequences=capped(min(sequences, self._max_batch or sequences)),
-            images=tuple(images),
+            images=tuple(tally.images),
             model=model if type(model) is str else None,
         )
 
@@ -79,18 +81,6 @@ class Rerank:
         """An error event."""
         return problem_event(message, code)
 
-    def _tokens(self, body: JSONObject, names: tuple[str, ...], images: list[Size]) -> list[int]:
-        """Tokens of each text under ``names``."""
-        found: list[int] = []
-        for name in names:
-            value = body.fields.get(name)
-            for text in value if type(value) is list else [value] if value is not None else []:
-                tally = Tally(body, self._counter, self._image_tokens)
-                tally.content(text)
-                images += tally.images
-                found.append(tally.tokens)
-        return found
-
     def _rows(self, queries: list[int], documents: list[int]) -> list[int]:
         """Tokens of each pair: one query with all documents, or one with each."""
         if not queries or not documents:
@@ -100,3 +90,15 @@ class Rerank:
             documents = documents * len(queries)
         rows = [query + document + _PAIR_TOKENS for document in documents]
         return rows if self._max_length is None else [min(row, self._max_length) for row in rows]
+
+
+def _tokens(body: JSONObject, names: tuple[str, ...], tally: Tally) -> list[int]:
+    """Tokens of each text, or picture, under ``names``; ``tally`` gets the pictures."""
+    return [tally.row(item) for name in names for item in _listed(body.fields.get(name))]
+
+
+def _listed(value: Any) -> list[Any]:
+    """The items of a list, also of one that stands in ``content`` (vLLM's), or the only item."""
+    if type(value) is dict and type(value.get("content")) is list:
+        value = value["content"]
+    return value if type(value) is list else [] if value is None else [value]

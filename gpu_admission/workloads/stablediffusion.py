@@ -36,7 +36,7 @@ class StableDiffusion:
 
     __slots__ = ("_counter", "_default_side", "offload_bytes")
 
-    def __init__(self, *, default_side: int = 512, tokens: TokensOption = "safe") -> None:
+    def __init__(self, *, default_side: int = 512, tokens: TokensOption = "usual") -> None:
         self._default_side = positive_option(default_side, "default_side")
         self._counter = counter(tokens)
         self.offload_bytes = self._counter.offload_bytes

@@ -26,7 +26,7 @@ class TEI:
 
     __slots__ = ("_counter", "_max_length", "offload_bytes")
 
-    def __init__(self, *, max_length: int | None = None, tokens: TokensOption = "safe") -> None:
+    def __init__(self, *, max_length: int | None = None, tokens: TokensOption = "usual") -> None:
         self._max_length = None if max_length is None else positive_option(max_length, "max_length")
         self._counter = counter(tokens)
         self.offload_bytes = self._counter.offload_bytes

@@ -25,7 +25,8 @@ from gpu_admission.workloads.tokens import TokensOption, counter, rows
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
 
-_LIMITS = ("max_new_tokens", "max_tokens", "max_length")
+_LIMITS = ("max_new_tokens",)
+_OTHERS = ("max_tokens", "max_length")
 _PICTURE = re.compile(r"!\[[^\]\[]{0,200}\]\((?=data:image/|https?://)")
 
 
@@ -43,7 +44,7 @@ class TGI:
         *,
         default_new_tokens: int = 1024,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption | None = None,
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
@@ -71,14 +72,14 @@ class TGI:
         longest, total = max(prompts), sum(prompts)
         longest = min(longest, whole(parameters.get("truncate"), "truncate") or longest)
         default = self._default_new_tokens if self._context is None else max(1, self._context - longest)
-        new, absent = read_limit(parameters, _LIMITS, default)
+        new, absent = read_limit(parameters, _LIMITS, default, _OTHERS)
         choices = max(
             positive(parameters, name, 1) for name in ("best_of", "num_return_sequences", "num_beams")
         )
         return Workload(
             prompt_tokens=longest,
             total_prompt_tokens=total if len(prompts) > 1 else 0,
-            new_tokens=new,
+            new_tokens=0 if path.endswith("/tokenize") else new,
             sequences=capped(choices * len(prompts)),
             beams=positive(parameters, "num_beams", 1),
             prompt_logprobs=bool(parameters.get("decoder_input_details")),
@@ -91,7 +92,7 @@ class TGI:
         """``body`` with its limits at most ``new_tokens``. Raises ``UnreadableBody``."""
         if b'"messages"' in body:
             return self._openai.clamp(body, new_tokens)
-        return lower_limit(body, _LIMITS, new_tokens, places=(("parameters",),))
+        return lower_limit(body, _LIMITS, new_tokens, places=(("parameters",),), others=_OTHERS)
 
     def sse_error(self, message: str, code: str) -> bytes:
         """The error event that ends a stream."""

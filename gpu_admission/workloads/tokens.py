@@ -1,29 +1,27 @@
-"""Tokens of a text. Owns the counting by bytes, by a tokenizer, and their margins.
+"""Tokens of a text. Owns the ways to count them: by characters, by bytes, by a tokenizer.
 
-Rates are tokens per UTF-8 byte of the decoded text, in hundredths, from counts with seven
-published tokenizers over prose in five languages, code, JSON and random text: prose takes
-0.17 to 0.30 (0.61 at worst: Korean with a vocabulary of 32,000), JSON up to 0.60, and
-nothing ever took more than one token per byte. What a body's fields mean must not be put
-here.
+What a character is counted is ``tokenrates``'; what a body's fields mean must not be put here.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, TypeAlias
 
+import msgspec
+
 from gpu_admission.bodies.json import LARGE, JSONObject, LongList
+from gpu_admission.workloads.tokenrates import hundredths
 
 TokensOption: TypeAlias = Any
-"""``"expected"``, ``"safe"``, ``"bound"``, or an object of tokenizers, tiktoken or transformers."""
+"""``"usual"``, ``"bound"``, or an object of tokenizers, tiktoken or transformers."""
 
-PIECE: Final = 64 * 1024
-"""Characters that a tokenizer gets at once."""
 _SEAM = 8
 """Tokens added where a text was cut into pieces."""
 _ROW_TOKENS: Final = 2
 """Special tokens of one row, such as begin and end."""
+_TOKEN_TYPES = (int, str)
 
 
 class Counter(Protocol):
@@ -47,26 +45,33 @@ class Counter(Protocol):
         ...
 
 
-class Rate:
-    """Tokens from bytes alone: a fixed share of them, rounded up."""
+class Usual:
+    """Tokens by the kinds of characters: enough for natural text, code and data in any language.
 
-    __slots__ = ("_json_percent", "_percent")
-    offload_bytes = 256 * 1024
+    A string that was left out is counted in pieces. JSON counts with the white space that a template
+    may add.
+    """
 
-    def __init__(self, percent: int, json_percent: int) -> None:
-        self._percent = percent
-        self._json_percent = json_percent
+    __slots__ = ()
+    offload_bytes = 32 * 1024
 
     def text(self, body: JSONObject, text: str) -> int:
-        return (body.size(text) * self._percent + 99) // 100
+        counted = hundredths(text) if body.is_whole else sum(map(hundredths, body.pieces(text)))
+        return (counted + 99) // 100
 
     def texts(self, body: JSONObject, texts: list[str]) -> int:
-        small = body.total < LARGE and body.is_whole
-        size = body.size("".join(texts)) if small else sum(map(body.size, texts))
-        return (size * self._percent + 99) // 100 + len(texts)
+        if body.total < LARGE and body.is_whole:
+            return (hundredths("".join(texts)) + 99) // 100 + len(texts)
+        return sum(self.text(body, text) for text in texts) + len(texts)
 
     def json(self, body: JSONObject, value: Any) -> int:
-        return (body.json_size(value) * self._json_percent + 99) // 100
+        if body.total >= LARGE or not body.is_whole:
+            return body.json_size(value) + 1
+        try:
+            written = msgspec.json.encode(value).decode()
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            return 2 * body.total
+        return (hundredths(written) + 50 * written.count(",") + 50 * written.count("{") + 99) // 100
 
 
 class Bound:
@@ -78,25 +83,25 @@ class Bound:
     """
 
     __slots__ = ()
-    offload_bytes = 256 * 1024
+    offload_bytes = 32 * 1024
 
     def text(self, body: JSONObject, text: str) -> int:
         size = body.size(text)
         if text.isascii() and size == len(text):
             return size + 1
-        return max(size, _normalised_size(body.whole(text))) + 1
+        return max(size, sum(map(_normalised_size, body.pieces(text)))) + 1
 
     def texts(self, body: JSONObject, texts: list[str]) -> int:
         return sum(self.text(body, text) for text in texts)
 
     def json(self, body: JSONObject, value: Any) -> int:
-        return 2 * body.json_size(value) + 1
+        return body.spaced_size(value) + 1
 
 
 class Tokenizer:
     """Exact tokens of a text, from the user's own tokenizer.
 
-    Texts are passed in pieces of 64 Ki characters, since the time of some tokenizers grows
+    Texts are passed in pieces of at most 64 Ki characters, since the time of some tokenizers grows
     with the square of the length. What a tokenizer can't encode is counted by bytes.
     """
 
@@ -108,7 +113,7 @@ class Tokenizer:
 
     def text(self, body: JSONObject, text: str) -> int:
         try:
-            return self._exact(body.whole(text))
+            return self._exact(body.pieces(text))
         except Exception:
             return body.size(text) + 1
 
@@ -117,32 +122,38 @@ class Tokenizer:
 
     def json(self, body: JSONObject, value: Any) -> int:
         try:
-            return self._exact(body.json_text(value))
+            text = body.json_text(value)
+            return body.spaced_size(value) if text is None else self._exact(body.pieces(text))
         except Exception:
-            return 2 * body.json_size(value)
+            return body.spaced_size(value)
 
-    def _exact(self, text: str) -> int:
-        if len(text) <= PIECE:
-            return self._count(text)
-        starts = range(0, len(text), PIECE)
-        return sum(self._count(text[start : start + PIECE]) + _SEAM for start in starts)
+    def _exact(self, pieces: Iterable[str]) -> int:
+        counts = list(map(self._count, pieces))
+        return sum(counts) + _SEAM * len(counts) if len(counts) > 1 else sum(counts)
 
 
 def counter(tokens: TokensOption) -> Counter:
     """The counter that the option ``tokens`` asks for. Raises ``TypeError`` or ``ValueError``.
 
-    ``expected`` is 0.30 tokens a byte (0.37 of JSON), ``safe`` 0.50 (0.60), ``bound`` one.
+    ``usual`` counts by the kinds of characters, ``bound`` one for each byte. ``safe`` is the old
+    name of ``usual``.
     """
-    if isinstance(tokens, str):
-        named: dict[str, Counter] = {"expected": Rate(30, 37), "safe": Rate(50, 60), "bound": Bound()}
-        if tokens not in named:
-            raise ValueError(f"tokens must be 'expected', 'safe', 'bound' or a tokenizer, got {tokens!r}")
-        return named[tokens]
-    return Tokenizer(_counting(tokens))
+    if not isinstance(tokens, str):
+        return Tokenizer(_counting(tokens))
+    if tokens in ("usual", "safe"):
+        return Usual()
+    if tokens == "bound":
+        return Bound()
+    if tokens == "expected":
+        raise ValueError("tokens='expected' fell short for many languages: say 'usual', or pass a tokenizer")
+    raise ValueError(f"tokens must be 'usual', 'bound' or a tokenizer, got {tokens!r}")
 
 
 def rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:
-    """Tokens of each prompt in ``value``: a text, token ids, or a list of either."""
+    """Tokens of each prompt in ``value``: a text, token ids, or a list of either.
+
+    A list of ids and texts side by side is one prompt (llama.cpp's).
+    """
     if value is None:
         return []
     if type(value) is str:
@@ -154,17 +165,19 @@ def rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:
     ids = sum(1 for item in value if type(item) is int)
     if ids and ids == len(value):
         return [ids]
-    return [ids] * (ids > 0) + [
-        row for item in value if type(item) is not int for row in _row(body, counter, item)
-    ]
+    found = [_row(body, counter, item) for item in value if type(item) is not int]
+    return [ids + sum(found)] if ids else found
 
 
-def _row(body: JSONObject, counter: Counter, item: Any) -> list[int]:
+def _row(body: JSONObject, counter: Counter, item: Any) -> int:
     if type(item) is str:
-        return [counter.text(body, item) + _ROW_TOKENS]
-    if type(item) is LongList or (type(item) is list and all(type(token) is int for token in item)):
-        return [max(len(item), 1)]
-    return [counter.json(body, item) + _ROW_TOKENS]
+        return counter.text(body, item) + _ROW_TOKENS
+    if type(item) is LongList:
+        return len(item)
+    if type(item) is list and all(type(token) in _TOKEN_TYPES for token in item):
+        ids = sum(1 for token in item if type(token) is int)
+        return max(1, ids + sum(_row(body, counter, token) for token in item if type(token) is str))
+    return counter.json(body, item) + _ROW_TOKENS
 
 
 def _counting(tokenizer: Any) -> Callable[[str], int]:
@@ -182,6 +195,4 @@ def _ids(encoded: Any) -> Any:
 
 
 def _normalised_size(text: str) -> int:
-    """Bytes of ``text`` in NFC, brought there piece by piece, so that other threads get their turn."""
-    pieces = (text[start : start + PIECE] for start in range(0, len(text), PIECE))
-    return sum(len(unicodedata.normalize("NFC", piece).encode("utf-8", "surrogatepass")) for piece in pieces)
+    return len(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass"))

@@ -1,28 +1,32 @@
 """vLLM's additions to OpenAI's requests, and its own endpoints. Owns what only vLLM reads.
 
-``truncate_prompt_tokens`` is believed here: vLLM cuts the prompt to it. Everything else is
-read as OpenAI's.
+``truncate_prompt_tokens`` is believed here: vLLM cuts the text of a prompt to it, but no
+picture, and no embeddings that are sent ready made. Everything else is read as OpenAI's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpu_admission.bodies.json import read_object
+from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, whole
 from gpu_admission.types import Workload
-from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.content import VIDEO_TOKENS, Tally
+from gpu_admission.workloads.imagetokens import ImageTokensOption, Rule, rule_of
 from gpu_admission.workloads.openai import UNKNOWN_CONTEXT, OpenAI
 from gpu_admission.workloads.rerank import Rerank
-from gpu_admission.workloads.tokens import TokensOption
+from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
 
 _LEAST_PIXELS_OF_A_TOKEN = 28 * 28
+_MOST_TOKENS_OF_A_CROP = 1024
+_MOST_CROPS = 512
+"""A number above this is one of pixels, not of crops, patches or frames."""
 
 
 class VLLM:
@@ -31,7 +35,7 @@ class VLLM:
     With ``context`` (``--max-model-len``) a missing limit is what the prompt leaves of it.
     """
 
-    __slots__ = ("_context", "_image_tokens", "_openai", "_rerank", "offload_bytes")
+    __slots__ = ("_context", "_counter", "_image_tokens", "_openai", "_rerank", "offload_bytes")
 
     def __init__(
         self,
@@ -39,7 +43,7 @@ class VLLM:
         default_new_tokens: int = 1024,
         completion_new_tokens: int = 16,
         context: int | None = None,
-        tokens: TokensOption = "safe",
+        tokens: TokensOption = "usual",
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._openai = OpenAI(
@@ -49,7 +53,8 @@ class VLLM:
             tokens=tokens,
             image_tokens=image_tokens,
         )
-        self.offload_bytes = self._openai.offload_bytes
+        self._counter = counter(tokens)
+        self.offload_bytes = self._counter.offload_bytes
         self._rerank = Rerank(tokens=tokens, image_tokens=image_tokens)
         self._context = context
         self._image_tokens = rule_of(image_tokens)
@@ -57,11 +62,12 @@ class VLLM:
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         body = read_object(info)
+        tally = self._tally(body)
         if info.path.endswith(("/rerank", "/score")):
-            workload = self._rerank.of(body)
+            workload = self._rerank.of(body, tally)
         else:
-            workload = self._openai.of(body, info.path)
-        return self._with_extras(workload, body.fields)
+            workload = self._openai.of(body, info.path, tally)
+        return self._with_embeds(self._truncated(workload, body.fields, tally), body.fields)
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body`` with its limits at most ``new_tokens``. Raises ``UnreadableBody``."""
@@ -71,36 +77,69 @@ class VLLM:
         """The error event that ends a stream."""
         return self._openai.sse_error(message, code)
 
-    def _with_extras(self, workload: Workload, fields: Mapping[str, Any]) -> Workload:
-        prompt, total = workload.prompt_tokens, workload.total_prompt_tokens
-        defaulted = workload.defaulted
-        if fields.get("mm_processor_kwargs"):
-            prompt += len(workload.images) * self._image_cap(fields["mm_processor_kwargs"])
-        if fields.get("prompt_embeds") is not None:
-            prompt = max(prompt, self._context or UNKNOWN_CONTEXT)
-            defaulted += ("prompt_embeds",)
-        if most := self._truncation(fields):
-            prompt, total = min(prompt, most), min(total, most * workload.sequences)
-        if (prompt, total) == (workload.prompt_tokens, workload.total_prompt_tokens):
+    def _tally(self, body: JSONObject) -> Tally:
+        """An empty sum, in which images cost what ``mm_processor_kwargs`` lets them cost."""
+        options = body.fields.get("mm_processor_kwargs")
+        if not options:
+            return Tally(body, self._counter, self._image_tokens)
+        most = max(map(_most_tokens, _numbers(options)), default=0)
+        rule = _at_least(self._image_tokens, max(most, self._image_tokens(0, 0)))
+        video = max(VIDEO_TOKENS, most, self._context or UNKNOWN_CONTEXT)
+        return Tally(body, self._counter, rule, video_tokens=video)
+
+    def _truncated(self, workload: Workload, fields: Mapping[str, Any], tally: Tally) -> Workload:
+        """``workload`` with its text cut to the length that the body asks for."""
+        value = fields.get("truncate_prompt_tokens")
+        most = 0 if value is None else whole(value, "truncate_prompt_tokens") or self._context or 0
+        if not most or tally.kept:
             return workload
+        most = capped(most + tally.media_tokens)
+        prompt = min(workload.prompt_tokens, most)
+        total = min(workload.total_prompt_tokens, capped(most * workload.sequences))
+        return replace(workload, prompt_tokens=prompt, total_prompt_tokens=max(total, prompt) if total else 0)
+
+    def _with_embeds(self, workload: Workload, fields: Mapping[str, Any]) -> Workload:
+        """``workload`` with prompts that are sent as embeddings: each may fill the context."""
+        embeds = fields.get("prompt_embeds")
+        if embeds is None:
+            return workload
+        rows = max(1, len(embeds)) if type(embeds) is list else 1
+        context = self._context or UNKNOWN_CONTEXT
+        others = workload.total_prompt_tokens or workload.prompt_tokens
         return replace(
             workload,
-            prompt_tokens=capped(prompt),
-            total_prompt_tokens=capped(max(total, prompt)) if total else 0,
-            defaulted=defaulted,
+            prompt_tokens=max(workload.prompt_tokens, context),
+            total_prompt_tokens=capped(others + context * rows),
+            sequences=capped(
+                workload.sequences * (rows + 1) if "prompt" in fields else workload.sequences * rows
+            ),
+            defaulted=(*workload.defaulted, "prompt_embeds"),
         )
 
-    def _image_cap(self, options: Any) -> int:
-        """Tokens of an image whose limits the request sets itself."""
-        most = self._image_tokens(0, 0)
-        if type(options) is dict:
-            pixels = max(whole(options.get(name), name) for name in ("min_pixels", "max_pixels"))
-            most = max(most, -(-pixels // _LEAST_PIXELS_OF_A_TOKEN))
-        return most
 
-    def _truncation(self, fields: Mapping[str, Any]) -> int:
-        """Tokens that the prompt is cut to; 0 where it is not. A negative number is the context."""
-        value = fields.get("truncate_prompt_tokens")
-        if value is None:
-            return 0
-        return whole(value, "truncate_prompt_tokens") or self._context or 0
+def _numbers(value: Any) -> Iterator[int]:
+    """The whole numbers anywhere in ``value``, to a depth that no processor's options have."""
+    todo = [(value, 0)]
+    while todo:
+        each, depth = todo.pop()
+        if isinstance(each, bool) or depth > _DEEPEST:
+            continue
+        if isinstance(each, (int, float)):
+            yield whole(each, "mm_processor_kwargs")
+        elif isinstance(each, (dict, list)):
+            inner = each.values() if isinstance(each, dict) else each
+            todo += [(item, depth + 1) for item in inner]
+
+
+_DEEPEST = 4
+
+
+def _most_tokens(number: int) -> int:
+    """Tokens that an image can take where one of the limits on it is ``number``."""
+    if number <= _MOST_CROPS:
+        return number * _MOST_TOKENS_OF_A_CROP
+    return -(-number // _LEAST_PIXELS_OF_A_TOKEN)
+
+
+def _at_least(rule: Rule, least: int) -> Rule:
+    return lambda width, height: max(rule(width, height), least)

@@ -7,16 +7,18 @@ header, or is bounded by its bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_admission.bodies.json import JSONObject
-from gpu_admission.bodies.multipart import HEAD
 from gpu_admission.bodies.numbers import capped, fraction, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import seconds
 from gpu_admission.workloads.events import problem_event
-from gpu_admission.workloads.forms import files, media_type, read_form
+from gpu_admission.workloads.forms import files, media_type
+from gpu_admission.workloads.limits import read_limit
+from gpu_admission.workloads.readings import largest, read_all_or_file
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 _REMOTE_SECONDS = 4 * 3600.0
 """What a recording that is not in the body is taken for."""
 _LEAST_SECONDS = 0.001
-_BEAMS = ("beam_size", "num_beams", "beams")
+_SOUND_TYPES = ("audio/", "video/", "application/octet-stream")
+_BEAMS = ("beam_size",)
+_OTHER_BEAMS = ("num_beams", "beams")
 _PROMPTS = ("prompt", "initial_prompt", "hotwords")
 
 
@@ -39,7 +43,7 @@ class Whisper:
     __slots__ = ("_beam_size", "_best_of", "_counter", "_new_tokens", "offload_bytes")
 
     def __init__(
-        self, *, beam_size: int = 5, best_of: int = 5, new_tokens: int = 448, tokens: TokensOption = "safe"
+        self, *, beam_size: int = 5, best_of: int = 5, new_tokens: int = 448, tokens: TokensOption = "usual"
     ) -> None:
         self._beam_size = positive_option(beam_size, "beam_size")
         self._best_of = positive_option(best_of, "best_of")
@@ -49,23 +53,12 @@ class Whisper:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        body, length = _form(info)
-        fields = body.fields
-        beams = max(positive(fields, name, 0) for name in _BEAMS)
-        width = max(beams or self._beam_size, self._best_of_candidates(fields))
-        prompts = (fields[name] for name in _PROMPTS if type(fields.get(name)) is str)
-        model = fields.get("model")
-        return Workload(
-            task="transcribe",
-            prompt_tokens=max(1, sum(self._counter.text(body, prompt) for prompt in prompts)),
-            new_tokens=self._new_tokens,
-            sequences=capped(width * positive(fields, "batch_size", 1)),
-            beams=width,
-            audio_seconds=max(length, _LEAST_SECONDS),
-            model=model if type(model) is str else None,
-            stream=fields.get("stream") in (True, "true", "True", "1"),
-            defaulted=() if beams else ("beam_size",),
-        )
+        kind, bodies = media_type(info), read_all_or_file(info)
+        is_form = kind == "multipart/form-data" and not any(map(files, bodies))
+        if is_form and (info.was_form or not info.body.lstrip().startswith(b"{")):
+            raise UnreadableBody("the upload has no file")
+        query = dict(info.query) if kind.startswith(_SOUND_TYPES) else {}
+        return largest(bodies, partial(self._of, query=query))
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
         """``body``: what is said limits the text, not a field."""
@@ -75,20 +68,33 @@ class Whisper:
         """An error event."""
         return problem_event(message, code)
 
+    def _of(self, body: JSONObject, *, query: Mapping[str, Any]) -> Workload:
+        """The workload of ``body``; ``query`` are the settings of one that is the sound itself."""
+        fields = {**body.fields, **query}
+        beams, is_default = read_limit(fields, _BEAMS, self._beam_size, _OTHER_BEAMS)
+        width = max(beams, self._best_of_candidates(fields))
+        prompts = (fields[name] for name in _PROMPTS if type(fields.get(name)) is str)
+        model = fields.get("model")
+        return Workload(
+            task="transcribe",
+            prompt_tokens=max(1, sum(self._counter.text(body, prompt) for prompt in prompts)),
+            new_tokens=self._new_tokens,
+            sequences=capped(width * positive(fields, "batch_size", 1)),
+            beams=width,
+            audio_seconds=max(_seconds(body), _LEAST_SECONDS),
+            model=model if type(model) is str else None,
+            stream=fields.get("stream") in (True, "true", "True", "1"),
+            defaulted=("beam_size",) if is_default else (),
+        )
+
     def _best_of_candidates(self, fields: Mapping[str, Any]) -> int:
         """Candidates that are sampled together, which a temperature above zero asks for."""
         sampled = fraction(fields, "temperature", 0.0) > 0
         return positive(fields, "best_of", self._best_of if sampled else 1)
 
 
-def _form(info: RequestInfo) -> tuple[JSONObject, float]:
-    """The fields of a request, and how long its sound is at most."""
-    if media_type(info).startswith(("audio/", "video/", "application/octet-stream")):
-        body = JSONObject(dict(info.query), len(info.body))
-        return body, seconds(info.body[:HEAD], len(info.body))
-    body = read_form(info)
-    if media_type(info) != "multipart/form-data":
-        return body, max(seconds(b"", len(info.body)), _REMOTE_SECONDS)
-    if not files(body):
-        raise UnreadableBody("the upload has no file")
-    return body, sum(seconds(part.head, part.size) for part in files(body))
+def _seconds(body: JSONObject) -> float:
+    """How long the sound of ``body`` is at most; one that is only named is long."""
+    if found := files(body):
+        return sum(seconds(part.head, part.size) for part in found)
+    return max(seconds(b"", body.total), _REMOTE_SECONDS)

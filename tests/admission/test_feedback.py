@@ -8,7 +8,7 @@ from gpu_admission import Admission, Estimate, GPUAdmission, current_lease
 from gpu_admission.estimators import Learned
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Receive, Scope, Send
-from tests.bench.asgi import call, echo, scope_of
+from tests.bench.asgi import CHAT, call, echo, scope_of
 
 pytestmark = pytest.mark.anyio
 
@@ -54,7 +54,7 @@ async def test_what_the_app_records_corrects_later_charges() -> None:
 
 async def test_a_charge_comes_down_as_well() -> None:
     learned = Learned(charged_first)
-    await recorded_peaks(learned, 50)
+    await recorded_peaks(learned, 50, times=120)
     assert 50 <= charge(learned) < 60
 
 
@@ -113,6 +113,19 @@ async def test_an_estimator_learns_the_capacity_of_its_admission() -> None:
 
 
 def charge(learned: Learned) -> int:
-    result = learned(RequestInfo(scope_of()))
+    result = learned(RequestInfo(scope_of(), CHAT))
     assert isinstance(result, Estimate)
     return result.bytes
+
+
+async def test_a_request_that_ran_out_of_memory_puts_the_charges_back() -> None:
+    learned = Learned(charged_first)
+    admission = await recorded_peaks(learned, 50, times=120)
+    assert charge(learned) < 60
+
+    async def failing(scope: object, receive: object, send: object) -> None:
+        raise MemoryError("CUDA out of memory")
+
+    with pytest.raises(MemoryError):
+        await call(GPUAdmission(failing, admission=admission), scope_of())
+    assert charge(learned) == 100

@@ -66,7 +66,7 @@ async def test_without_a_request_it_says_where_to_look() -> None:
     assert report.fired is None
     assert report.verdict == (
         "No metered request has come: check routes=['/generate'], exclude=['/health'], "
-        "methods=all that may carry work."
+        "methods=['PATCH', 'POST', 'PUT']."
     )
     assert "routes=all" in made().report().verdict
 

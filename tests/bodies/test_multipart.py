@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpu_admission.bodies.multipart import HEAD, MOST_PARTS, part_text, read_parts
+from gpu_admission import RequestInfo
+from gpu_admission.bodies.multipart import ALL_HEADS, HEAD, MOST_PARTS, SHORT_HEAD, part_text, read_parts
 from gpu_admission.errors import UnreadableBody
 
 MARK = "multipart/form-data; boundary=b"
@@ -106,3 +111,58 @@ def test_headers_that_never_end_are_refused() -> None:
 def test_a_long_text_field_keeps_its_size() -> None:
     (part,) = read_parts(b"--b\r\n\r\n" + b"x" * 200_000 + b"\r\n--b--", MARK)
     assert len(part_text(part)) == 200_000
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        'boundary="a"b', 'boundary=a"b"', "boundary=a; boundary=b", 'boundary=b; boundary="a"',
+        "boundary=b; BOUNDARY=b", "boundary*=utf-8''b", "boundary=a; boundary*=b",
+        "boundary*0=a; boundary*1=b", 'boundary="a b"', 'boundary="b "', "boundary=a b", "boundary=a,b",
+        'boundary="a;b"', 'boundary="a\\b"', "boundary='b';x", "boundary=é", "boundary", "boundary=",
+        'boundary=""', "x; boundary=b", 'x="; boundary=b', "boundary=" + "b" * 201, 'x="y" boundary=b',
+        "boundary=b\x00", "boundary = b", 'x="y; boundary=c"; boundary=b',
+    ],
+)  # fmt: skip
+def test_a_boundary_that_readers_take_differently_is_refused(kind: str) -> None:
+    with pytest.raises(UnreadableBody, match="one plain boundary"):
+        read_parts(b"--b\r\n\r\n\r\n--b--", f"multipart/form-data; {kind}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "boundary"),
+    [
+        ("boundary=----WebKitFormBoundaryA1+b", "----WebKitFormBoundaryA1+b"),
+        ('boundary="=_Part_1:2/3?(4),5"', "=_Part_1:2/3?(4),5"),
+        ("charset=utf-8; boundary=b;", "b"),
+        ("boundary='b'", "'b'"),
+        ("boundary=b ", "b"),
+    ],
+)
+def test_a_plain_boundary_is_read(kind: str, boundary: str) -> None:
+    body = f"--{boundary}\r\n\r\nx\r\n--{boundary}--".encode()
+    (part,) = read_parts(body, f"multipart/form-data; {kind}")
+    assert part.head == b"x"
+
+
+def test_an_upload_with_two_content_types_is_refused() -> None:
+    scope = {"type": "http", "path": "/x", "method": "POST"}
+    headers = [(b"content-type", b"multipart/form-data; boundary=" + each) for each in (b"a", b"b")]
+    info = RequestInfo({**scope, "headers": headers}, b"--a\r\n\r\nx\r\n--a--")
+    with pytest.raises(UnreadableBody, match="one Content-Type"):
+        _ = info.parts
+
+
+def test_the_heads_of_many_parts_are_bounded_together() -> None:
+    parts = [b"--b\r\n\r\n" + bytes(HEAD) + b"\r\n"] * 200 + [b"--b\r\n\r\n100\r\n--b--"]
+    found = read_parts(b"".join(parts), MARK)
+    assert sum(len(part.head) for part in found) <= ALL_HEADS + HEAD + 200 * SHORT_HEAD
+    assert found[-1].head == b"100"
+    assert {part.size for part in found[:-1]} == {HEAD}
+
+
+@given(kind=st.text(alphabet="ab;=\"'\\ ,*boundary\t", max_size=30))
+def test_no_header_takes_long_or_fails_in_another_way(kind: str) -> None:
+    for header in (f"multipart/form-data; boundary={kind}", f"multipart/form-data;{kind * 500}"):
+        with contextlib.suppress(UnreadableBody):
+            read_parts(b"--b\r\n\r\nx\r\n--b--", header)

@@ -9,7 +9,7 @@ import pytest
 
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.ledger import Ledger
-from gpu_admission.budget.small import SmallSizes
+from gpu_admission.budget.recentsizes import SmallSizes
 from gpu_admission.budget.ticket import State, Ticket
 
 

@@ -47,11 +47,13 @@ async def test_bl_13_middleware_decorator_dependency_and_lease_charge_once() -> 
         app = GPUAdmission(all_doors(scene.admission), admission=scene.admission)
         call = await scene.start(cost=60, app=app)
         assert call.started.is_set()
-        assert scene.in_use == 60
-        assert [event.kind for event in scene.events if event.kind != "started"] == ["admitted"]
+        assert scene.in_use == 100, "the larger of both: the block in the route asks more"
+        kinds = [event.kind for event in scene.events if event.kind != "started"]
+        assert kinds == ["admitted", "resized"], "one charge for all"
         call.finish()
         await call.done.wait()
         assert call.headers["retry-after"] == "7"
+        assert [event.bytes for event in scene.events[1:]] == [60, 100, 60, 60], "and it shrinks back"
 
 
 @pytest.mark.parametrize("outer", ["middleware", "routes only"])

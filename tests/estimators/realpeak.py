@@ -16,7 +16,7 @@ def real_peak(call: Callable[[], Any]) -> int:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             call()
     held = peak = 0
-    for event in seen.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in seen.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             peak = max(peak, held)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_admission.estimators import KVCache, ModelConfig, UnknownModelType
+from gpu_admission.estimators import Encoder, KVCache, ModelConfig, TransformersLM, UnknownModelType
 from gpu_admission.types import Workload
 from tests.estimators.published import LLAMA, T5, WHISPER
 
@@ -230,16 +230,24 @@ def test_experts_that_run_for_a_token_and_shared_ones_make_the_mlp() -> None:
         "n_shared_experts": 1,
         "intermediate_size": 1,
     }
-    assert ModelConfig.read({**LLAMA, **moe}).mlp == 3 * 9 * 2048
+    gathered = 8 * max(4 * 2048 + 4096, 4 * 4096)
+    assert ModelConfig.read({**LLAMA, **moe}).mlp == gathered + 2048
     dbrx = {"model_type": "dbrx", "ffn_config": {"moe_top_k": 4, "ffn_hidden_size": 10752}}
-    assert ModelConfig.read(dbrx).mlp == 3 * 4 * 10752
+    assert ModelConfig.read(dbrx).mlp >= 4 * (4 * 10752)
 
 
 def test_an_mlp_without_a_gate_holds_two_tensors() -> None:
-    assert ModelConfig.read({"model_type": "gpt2"}).mlp == 2 * 4 * 768
-    assert ModelConfig.read({**T5, "feed_forward_proj": "gated-gelu"}).mlp == 3 * 10240
+    assert ModelConfig.read({"model_type": "opt", "ffn_dim": 3072}).mlp == 2 * 3072
     assert ModelConfig.read({**T5, "feed_forward_proj": "relu"}).mlp == 2 * 10240
     assert ModelConfig.read({**LLAMA, "intermediate_size": [7, 9, 8]}).mlp == 3 * 9
+
+
+def test_an_activation_in_steps_holds_a_tensor_for_each_and_a_fused_gate_a_fourth() -> None:
+    assert ModelConfig.read({"model_type": "gpt2"}).mlp == 5 * 4 * 768
+    assert ModelConfig.read({"model_type": "gpt2", "activation_function": "gelu"}).mlp == 2 * 4 * 768
+    assert ModelConfig.read({**T5, "feed_forward_proj": "gated-gelu"}).mlp == 5 * 10240
+    assert ModelConfig.read({"model_type": "nemotron", "intermediate_size": 100}).mlp == 3 * 100
+    assert ModelConfig.read({"model_type": "phi3", "intermediate_size": 100}).mlp == 4 * 100
 
 
 def test_a_shortcut_model_keeps_two_caches_a_layer() -> None:
@@ -312,3 +320,37 @@ def test_whatever_a_file_holds_it_is_read_or_refused(changes: dict[str, Any], na
     except ValueError:
         return
     assert 1 <= len(model.layers) <= 10_000
+
+
+class Loaded:
+    """As ``model.config`` of transformers: an object that gives its own ``dict``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "dtype": "bfloat16",
+        }  # fmt: skip
+
+
+def test_a_loaded_config_is_read_like_its_file() -> None:
+    assert ModelConfig.read(Loaded()) == ModelConfig.read(Loaded().to_dict())
+    workload = Workload(prompt_tokens=100, new_tokens=10)
+    for kind in (TransformersLM, KVCache, Encoder):
+        loaded, parsed = kind.from_config(Loaded()), kind.from_config(Loaded().to_dict())
+        assert loaded.estimate(workload) == parsed.estimate(workload)
+
+
+def test_what_is_no_config_is_a_sentence() -> None:
+    with pytest.raises(TypeError, match=r"config must be a path, a dict, or a loaded config"):
+        TransformersLM.from_config(5)  # type: ignore[arg-type]
+
+
+def test_an_element_type_may_be_torchs_own() -> None:
+    torch = pytest.importorskip("torch")
+    workload = Workload(prompt_tokens=100, new_tokens=10)
+    for own, name in ((torch.float32, "float32"), (torch.bfloat16, "bf16")):
+        ours = TransformersLM.from_config(Loaded(), dtype=own), KVCache.from_config(Loaded(), kv_dtype=own)
+        named = TransformersLM.from_config(Loaded(), dtype=name), KVCache.from_config(Loaded(), kv_dtype=name)
+        assert [e.estimate(workload) for e in ours] == [e.estimate(workload) for e in named]
+    with pytest.raises(TypeError, match=r"dtype must be a name such as 'bf16', or a torch\.dtype"):
+        TransformersLM.from_config(Loaded(), dtype=32)  # type: ignore[arg-type]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -19,6 +21,7 @@ from gpu_admission.estimators import (
     Learned,
     Linear,
     Table,
+    Traced,
     TransformersLM,
     Vision,
     Whisper,
@@ -52,6 +55,8 @@ def learned() -> Learned:
     return estimator
 
 
+TRACES = Path(__file__).parent / "data" / "traces"
+"""Written by ``gpu-admission trace``: small models with windows, with an encoder, with images, with beams."""
 ROWS = [({"prompt_tokens": p, "sequences": s}, 2**20 * p * s) for p in (10, 100, 1000) for s in (1, 4)]
 
 ESTIMATORS: dict[str, Callable[[], Formula]] = {
@@ -95,6 +100,7 @@ ESTIMATORS: dict[str, Callable[[], Formula]] = {
     "vision tower": lambda: Vision.from_config(QWEN_VISION),
     "kserve": lambda: KServeTensors(factor=3.5, constant="16MiB"),
     "learned": learned,
+    **{f"traced {path.stem}": partial(Traced.load, path) for path in sorted(TRACES.glob("*.json"))},
 }
 SIZES = st.one_of(st.integers(1, 5000), st.integers(1, 2**40))
 FEWER = settings(max_examples=50)

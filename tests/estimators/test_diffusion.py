@@ -139,3 +139,61 @@ def test_explaining_names_every_stage() -> None:
 def test_an_option_that_makes_no_sense_is_named(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Diffusion(**{"family": "sd15", **options})
+
+
+HUNYUAN_WEIGHTS = 25_600_000_000
+
+
+@pytest.mark.parametrize(("width", "height", "peak"), [(1280, 720, 60e9), (960, 544, 45e9)])
+def test_hunyuan_video_needs_what_its_authors_measured(width: int, height: int, peak: float) -> None:
+    """Its README: 129 frames, one GPU, the text encoders on the host."""
+    workload = Workload(width=width, height=height, frames=129)
+    total = HUNYUAN_WEIGHTS + Diffusion("hunyuan-video", tile=256).estimate(workload).bytes
+    assert abs(total / peak - 1) <= 0.03
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "frames", "peak"),
+    [(768, 512, 121, 33.9e9), (512, 768, 49, 13.3e9), (768, 1152, 17, 10.2e9), (1024, 1536, 9, 9.8e9)],
+)
+def test_decoding_with_ltx_is_never_below_what_was_measured(
+    width: int, height: int, frames: int, peak: float
+) -> None:
+    decode = Diffusion("ltx-video").stages(Workload(width=width, height=height, frames=frames))["VAE decode"]
+    assert 1 <= decode / peak <= 1.12
+
+
+def test_wan_and_cogvideox_need_what_was_published() -> None:
+    wan = Diffusion("wan-1.3b").estimate(Workload(width=832, height=480, frames=81)).bytes
+    assert 1 <= (2_840_000_000 + wan) / 8.19e9 <= 1.15
+    cog = Diffusion("cogvideox").stages(Workload(width=720, height=480, frames=49))
+    assert 1 <= cog["VAE decode"] / 19e9 <= 1.1
+    assert cog["denoiser"] <= 3 * GIB
+
+
+VIDEOS = ["wan-1.3b", "wan-14b", "hunyuan-video", "ltx-video", "cogvideox"]
+
+
+@pytest.mark.parametrize("family", [*VIDEOS, "sdxl", "qwen-image"])
+def test_more_frames_take_more(family: str) -> None:
+    at = [
+        Diffusion(family).estimate(Workload(width=1280, height=720, frames=frames)).bytes
+        for frames in (1, 33, 81, 345, 3001)
+    ]
+    assert at == sorted(set(at))
+
+
+@pytest.mark.parametrize("family", VIDEOS)
+def test_a_video_whose_length_is_not_said_has_the_familys(family: str) -> None:
+    model = Diffusion(family)
+    said = Workload(width=640, height=640, frames=model.family.frames)
+    assert model.family.frames > 1
+    assert model.estimate(Workload(width=640, height=640)).bytes == model.estimate(said).bytes
+
+
+def test_an_image_of_one_frame_is_an_image() -> None:
+    for family in ("sd15", "flux", "qwen-image"):
+        assert (
+            Diffusion(family).estimate(Workload(width=512, height=512, frames=1)).bytes
+            == Diffusion(family).estimate(Workload(width=512, height=512)).bytes
+        )

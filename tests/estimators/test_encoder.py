@@ -60,7 +60,7 @@ def test_windowed_layers_need_a_mask_more() -> None:
 
 
 def test_of_an_encoder_decoder_only_the_encoder_runs() -> None:
-    token = (3 * 16384 + 4 * 4096 + 4096) * 2
+    token = (5 * 16384 + 4 * 4096 + 4096) * 2  # its gate is an activation in steps
     wide = {**T5, "d_ff": 16384, "feed_forward_proj": "gated-gelu"}
     assert parts(wide)["activations"] == 4 * 512 * token
 
@@ -77,3 +77,24 @@ def test_an_unknown_model_and_assumed_values_are_in_the_notes() -> None:
 def test_an_option_that_makes_no_sense_is_named(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         parts(**options)
+
+
+# Bytes of 4 rows of 512 tokens in bf16: traces of transformers 5.24's code with two layers at true width.
+TRACED: list[tuple[dict[str, Any], int]] = [
+    ({"model_type": "bert"}, 35_651_585),
+    ({"model_type": "mpnet"}, 99_614_721),
+    ({"model_type": "deberta-v2"}, 310_394_880),
+    ({"model_type": "clip_text_model"}, 34_603_008),
+    ({"model_type": "albert"}, 303_562_753),
+    ({"model_type": "esm", "hidden_act": "gelu", "hidden_size": 768, "intermediate_size": 3072}, 63_963_137),
+    ({"model_type": "modernbert"}, 49_549_314),
+]
+
+
+@pytest.mark.parametrize(("config", "traced"), TRACED, ids=[config["model_type"] for config, _ in TRACED])
+def test_an_encoder_is_not_below_what_its_own_code_was_traced_to_hold(
+    config: dict[str, Any], traced: int
+) -> None:
+    estimate = Encoder.from_config(config, dtype="bf16").estimate(Workload(prompt_tokens=512, sequences=4))
+    assert 0.99 * traced <= estimate.bytes <= 1.75 * traced
+    assert estimate.bytes <= 1.5 * traced or "charged as eager" in estimate.notes[0]

@@ -109,7 +109,7 @@ def test_the_index_of_sparse_attention_is_counted_when_asked_and_else_named() ->
 def test_where_the_engine_decides_the_high_end_is_charged_and_the_low_end_told() -> None:
     hybrid = KVCache.from_config(GEMMA).estimate(Workload(prompt_tokens=131072))
     assert (hybrid.bytes, hybrid.low) == (66571993088, 11173625856)
-    latent = KVCache.from_config(DEEPSEEK).estimate(Workload(prompt_tokens=1))
+    latent = KVCache.from_config(DEEPSEEK, mla="expanded").estimate(Workload(prompt_tokens=1))
     assert (latent.bytes, latent.low) == (4_997_120, 70_272)
     assert KVCache.from_config(LLAMA).estimate(Workload(prompt_tokens=1)).low is None
 
@@ -167,7 +167,7 @@ def test_state_is_constant_in_tokens_and_grows_with_sequences() -> None:
 
 
 def test_state_that_is_left_out_is_named() -> None:
-    notes = KVCache.from_config(JAMBA).estimate(Workload(prompt_tokens=1)).notes
+    notes = KVCache.from_config(JAMBA, accounting="full").estimate(Workload(prompt_tokens=1)).notes
     assert any("+state" in note for note in notes)
 
 
@@ -192,7 +192,8 @@ def test_cross_attention_to_images_holds_every_patch_of_every_tile() -> None:
     text = kv.estimate(Workload(prompt_tokens=10)).bytes
     image = kv.estimate(Workload(prompt_tokens=10, images=((640, 480),))).bytes
     assert kv.estimate(Workload(prompt_tokens=10)).parts["global layers"] == 10 * 32 * 4096
-    assert image - text == (4 * 1601 - 10) * 8 * 4096
+    assert image - text == 4 * 1601 * 8 * 4096
+    assert text == 10 * 32 * 4096
 
 
 def test_values_that_were_assumed_are_in_the_notes() -> None:
@@ -231,3 +232,47 @@ def test_basis_is_the_pool_unless_said_otherwise() -> None:
 def test_an_encoder_decoder_with_both_caches() -> None:
     estimate = KVCache.from_config(T5, accounting="full+cross").estimate(Workload(prompt_tokens=512))
     assert estimate.parts == {"cross-attention": 201326592, "global layers": 201326592}
+
+
+class TestAllByItself:
+    """Without an accounting, what the model's layers store is counted, whatever it is."""
+
+    def test_latent_attention_is_stored_as_it_is(self) -> None:
+        assert size(DEEPSEEK, 1) == 70_272
+        assert size(DEEPSEEK, 1, mla="expanded") == 4_997_120
+        with pytest.raises(ValueError, match="mla"):
+            KVCache.from_config(DEEPSEEK, mla="wide")  # type: ignore[arg-type]
+
+    def test_states_cross_attention_and_indexes_are_in_it(self) -> None:
+        assert size(JAMBA, 10) == size(JAMBA, 10, accounting="full+state", conv_full_width=True)
+        assert size(WHISPER, 4) == size(WHISPER, 4, accounting="full+cross")
+        sparse = {**DEEPSEEK, "model_type": "deepseek_v32", "index_head_dim": 128}
+        assert size(sparse, 7) == size(sparse, 7, accounting="mla_latent+indexer")
+
+    @pytest.mark.parametrize(
+        "case", [*CACHES["decoders"], *CACHES["latent"]], ids=lambda case: case["config"]["model_type"]
+    )
+    def test_no_decoder_is_charged_less_than_it_holds_nor_half_more_without_a_note(
+        self, case: dict[str, Any]
+    ) -> None:
+        kv = KVCache.from_config(case["config"], kv_dtype="bf16")
+        estimate = kv.estimate(Workload(prompt_tokens=case["tokens"]))
+        assert estimate.bytes >= 0.98 * 2 * case["elements"]
+        assert estimate.bytes <= 1.5 * 2 * case["elements"] or estimate.notes
+
+
+def test_a_draft_model_keeps_a_cache_of_its_own() -> None:
+    assert size(LLAMA, 1, draft=1) == 33 * 4096
+    assert size(LLAMA, 1, draft={**LLAMA, "num_hidden_layers": 4}) == 36 * 4096
+    for wrong in (-1, True):
+        with pytest.raises(ValueError, match="draft"):
+            KVCache.from_config(LLAMA, draft=wrong)
+    with pytest.raises(ValueError, match="draft=1"):
+        KVCache.from_config({"model_type": "mamba"}, draft=1)
+
+
+def test_a_cache_in_quantised_groups_keeps_its_newest_tokens_and_one_layer_unpacked() -> None:
+    per_token = 131_072
+    for kind, bits in (("int8_g64", 8), ("int4_g64", 4), ("int2_g64", 2)):
+        packed = 10_000 * per_token * (bits + 0.5) / 16
+        assert size(LLAMA, 10_000, kv_dtype=kind) == packed + 128 * per_token + 10_000 * per_token // 32

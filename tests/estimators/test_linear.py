@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_admission.estimators import Linear
+from gpu_admission.estimators.features import workload_of
 from gpu_admission.sizes import MAX_BYTES
 from gpu_admission.types import Workload
 from tests.estimators.published import table
@@ -42,9 +44,9 @@ def test_products_of_ints_are_exact() -> None:
         ("total_prompt_tokens", Workload(prompt_tokens=5), 5),
         ("total_prompt_tokens", Workload(prompt_tokens=5, total_prompt_tokens=9), 9),
         ("audio_seconds", Workload(audio_seconds=1.5), 1.5),
-        ("frames", Workload(features={"frames": 16}), 16),
+        ("features.frames", Workload(features={"frames": 16}), 16),
         ("pixels", Workload(width=3, height=4, features={"pixels": 5}), 5),
-        ("frames", Workload(features={"frames": -16}), 0),
+        ("features.frames", Workload(features={"frames": -16}), 0),
     ],
 )
 def test_features_are_sizes_of_the_workload_what_follows_from_them_and_named_numbers(
@@ -55,12 +57,12 @@ def test_features_are_sizes_of_the_workload_what_follows_from_them_and_named_num
 
 def test_a_feature_that_the_workload_lacks_is_an_error_and_not_zero() -> None:
     with pytest.raises(LookupError, match="frames"):
-        Linear({"frames": 1}).estimate(Workload())
+        Linear({"features.frames": 1}).estimate(Workload())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e300])
 def test_a_feature_that_is_no_size_is_the_most_there_is(value: float) -> None:
-    assert Linear({"frames": 1.5}).estimate(Workload(features={"frames": value})).bytes == MAX_BYTES
+    assert Linear({"features.frames": 1.5}).estimate(Workload(features={"frames": value})).bytes == MAX_BYTES
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf])
@@ -122,10 +124,12 @@ def test_a_fit_can_be_told_never_to_fall_below_a_row() -> None:
 
 def test_a_fit_finds_what_made_the_rows() -> None:
     rows = [
-        ({"pixels": p, "frames": f}, 1000 + 7 * p + 3 * p * f) for p in (10, 500, 10**6) for f in (1, 2, 16)
+        ({"pixels": p, "features.frames": f}, 1000 + 7 * p + 3 * p * f)
+        for p in (10, 500, 10**6)
+        for f in (1, 2, 16)
     ]
-    fit = Linear.fit(rows, ["pixels", "pixels*frames"])
-    assert (fit.constant, dict(fit.coefficients)) == (1000, {"pixels": 7, "pixels*frames": 3})
+    fit = Linear.fit(rows, ["pixels", "pixels*features.frames"])
+    assert (fit.constant, dict(fit.coefficients)) == (1000, {"pixels": 7, "pixels*features.frames": 3})
 
 
 def test_a_fit_never_takes_less_for_more() -> None:
@@ -175,3 +179,140 @@ def test_a_fit_can_be_written_down_and_made_again() -> None:
     again = Linear(dict(fit.coefficients), constant=fit.constant)
     workload = Workload(prompt_tokens=700, sequences=3)
     assert again.estimate(workload) == fit.estimate(workload)
+
+
+class TestSequences:
+    README = Linear({"prompt_tokens": "0.1MiB", "new_tokens": "0.1MiB"}, constant="40MiB")
+
+    def test_every_sequence_costs_the_terms_anew(self) -> None:
+        one = self.README.estimate(Workload(prompt_tokens=100, new_tokens=50)).bytes - 40 * 2**20
+        many = self.README.estimate(Workload(prompt_tokens=100, new_tokens=50, sequences=128))
+        assert many.bytes - 40 * 2**20 == pytest.approx(128 * one, abs=200)
+        assert sum(many.parts.values()) == pytest.approx(many.bytes, abs=2)
+
+    def test_terms_that_name_sequences_are_taken_as_they_stand(self) -> None:
+        linear = Linear({"prompt_tokens": 5, "prompt_tokens*sequences": 3, "sequences": 7})
+        assert linear.estimate(Workload(prompt_tokens=10, sequences=4)).bytes == 50 + 120 + 28
+        assert (
+            Linear({"new_tokens": 5, "sequences": 0}).estimate(Workload(new_tokens=9, sequences=4)).bytes
+            == 45
+        )
+
+    @pytest.mark.parametrize("name", ["total_prompt_tokens", "tensor_bytes", "context", "beams"])
+    def test_what_is_said_of_all_sequences_is_not_multiplied(self, name: str) -> None:
+        for sequences in (1, 64):
+            workload = workload_of({name: 10, "sequences": sequences})
+            assert Linear({name: 3}).estimate(workload).bytes == 30
+
+    def test_a_fit_counts_the_sequences_of_its_rows(self) -> None:
+        rows = [({"prompt_tokens": n, "sequences": s}, 100 + 7 * n * s) for n in (1, 50, 900) for s in (1, 8)]
+        fit = Linear.fit(rows, ["prompt_tokens"])
+        assert (fit.constant, dict(fit.coefficients)) == (100, {"prompt_tokens": 7})
+
+
+class TestNames:
+    def test_an_unknown_feature_is_refused_with_the_known_ones(self) -> None:
+        said = r"'promt_tokens' is not a feature: .*prompt_tokens"
+        with pytest.raises(ValueError, match=said):
+            Linear({"promt_tokens": 1})
+        with pytest.raises(ValueError, match=said):
+            Linear.fit([({"prompt_tokens": 1}, 1)], ["promt_tokens"])
+        with pytest.raises(ValueError, match=said):
+            Linear.fit([({"promt_tokens": 1}, 1)], ["prompt_tokens"])
+
+    def test_a_number_of_ones_own_is_written_with_a_prefix(self) -> None:
+        assert Linear({"features.shots": 5}).estimate(Workload(features={"shots": 3})).bytes == 15
+
+    def test_what_a_dialect_here_reads_needs_none(self) -> None:
+        assert Linear({"steps": 5}).estimate(Workload(features={"steps": 3})).bytes == 15
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [("prompt_tokens", 5)],
+        [({"prompt_tokens": 1}, 5, 6)],
+        [(1, 2)],
+        [5],
+        ["ab"],
+        {"prompt_tokens": 5},
+        "rows",
+        7,
+        [({"prompt_tokens": "5"}, 5)],
+        [({"prompt_tokens": math.nan}, 5)],
+        [({"prompt_tokens": -1}, 5)],
+        [({"prompt_tokens": 1}, 5.5)],
+        [({"prompt_tokens": 1}, None)],
+        [({"prompt_tokens": 1}, "much")],
+    ],
+)
+def test_rows_of_a_wrong_shape_are_a_sentence(rows: Any) -> None:
+    with pytest.raises(ValueError, match=r"Linear\.fit"):
+        Linear.fit(rows, ["prompt_tokens"])
+    with pytest.raises(ValueError, match="terms"):
+        Linear.fit([({"prompt_tokens": 1}, 5)], "prompt_tokens")
+
+
+CLEAN = [({"prompt_tokens": n}, 10_000 + 100 * n) for n in (10, 50, 200, 400, 700, 1000)]
+
+
+class TestTrust:
+    def test_nothing_is_charged_less_than_the_smallest_row(self) -> None:
+        fit = Linear.fit(
+            [({"prompt_tokens": n}, max(500, 100 * n - 400)) for n in (8, 9, 50, 70)], ["prompt_tokens"]
+        )
+        assert fit.constant < 0
+        estimate = fit.estimate(Workload())
+        assert estimate.bytes == 500
+        assert sum(estimate.parts.values()) == 500
+
+    def test_use_beyond_the_rows_is_said_and_with_strict_refused(self) -> None:
+        fit = Linear.fit(CLEAN, ["prompt_tokens"])
+        assert fit.estimate(Workload(prompt_tokens=1000)).notes == ()
+        beyond = fit.estimate(Workload(prompt_tokens=1001, sequences=2))
+        assert beyond.notes == (
+            "beyond the rows that were measured: prompt_tokens 1001 > 1000, sequences 2 > 1",
+        )
+        strict = Linear.fit(CLEAN, ["prompt_tokens"], strict=True)
+        assert strict.estimate(Workload(prompt_tokens=1001)).bytes == MAX_BYTES
+        assert strict.estimate(Workload(prompt_tokens=1000)).bytes == 110_000
+
+    def test_terms_that_the_rows_hardly_tell_apart_are_said_and_with_strict_refused(self) -> None:
+        close = [({"prompt_tokens": n}, 10_000 + 100 * n + n % 3) for n in range(1000, 1010)]
+        fit = Linear.fit(close, ["prompt_tokens"])
+        assert fit.error is not None
+        assert "hardly tell" in fit.error.notes[0]
+        assert fit.estimate(Workload(prompt_tokens=1005)).notes == fit.error.notes
+        with pytest.raises(ValueError, match="hardly tell"):
+            Linear.fit(close, ["prompt_tokens"], strict=True)
+
+    @pytest.mark.parametrize("at", range(len(CLEAN)))
+    @pytest.mark.parametrize("factor", [0.3, 3, 40])
+    def test_one_wild_row_is_named_wherever_it_stands(self, at: int, factor: float) -> None:
+        noisy = [(values, size + (-1) ** i * 50) for i, (values, size) in enumerate(CLEAN)]
+        wild = [*noisy[:at], (noisy[at][0], int(noisy[at][1] * factor)), *noisy[at + 1 :]]
+        fit = Linear.fit(wild, ["prompt_tokens"])
+        assert fit.error is not None
+        assert f"the row {CLEAN[at][0]} took" in fit.error.notes[0]
+        with pytest.raises(ValueError, match="measure it again"):
+            Linear.fit(wild, ["prompt_tokens"], strict=True)
+
+    def test_rows_with_honest_noise_name_none(self) -> None:
+        for rows, terms in ((SEED, TERMS), (CLEAN, ["prompt_tokens"])):
+            error = Linear.fit(rows, terms).error
+            assert error is not None
+            assert error.notes == ()
+
+    def test_as_many_rows_as_coefficients_show_nothing(self) -> None:
+        fit = Linear.fit(CLEAN[:2], ["prompt_tokens"])
+        assert "nothing shows" in fit.estimate(Workload(prompt_tokens=1)).notes[0]
+
+    def test_what_is_known_of_a_fit_is_saved_with_it(self, tmp_path: Path) -> None:
+        fit = Linear.fit(CLEAN, ["prompt_tokens"], strict=True)
+        fit.save(tmp_path / "costs.json")
+        again = Linear.load(tmp_path / "costs.json")
+        assert again.error == fit.error
+        for tokens in (0, 500, 5000):
+            assert again.estimate(Workload(prompt_tokens=tokens)) == fit.estimate(
+                Workload(prompt_tokens=tokens)
+            )

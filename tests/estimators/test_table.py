@@ -68,7 +68,10 @@ def test_a_point_that_took_nothing_is_still_a_byte() -> None:
 
 def test_axes_may_be_products_and_named_features() -> None:
     measured = Table(
-        [({"width*height": 2**18, "frames": 1}, 100), ({"width*height": 2**20, "frames": 1}, 300)]
+        [
+            ({"width*height": 2**18, "features.frames": 1}, 100),
+            ({"width*height": 2**20, "features.frames": 1}, 300),
+        ]
     )
     workload = Workload(width=512, height=513, features={"frames": 1})
     assert measured.estimate(workload).bytes == 300
@@ -98,3 +101,34 @@ def test_values_that_were_assumed_are_in_the_notes() -> None:
 def test_what_makes_no_sense_is_named(rows: list[Any], options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Table(rows, **options)
+
+
+def test_every_sequence_takes_a_point_anew_unless_a_feature_names_them() -> None:
+    alone = Table([({"prompt_tokens": 8}, 100), ({"prompt_tokens": 64}, 300)], beyond="scale")
+    assert at(alone, 8, 128) == 12_800
+    assert at(alone, 128, 2) == 1200
+    assert at(Table([({"prompt_tokens": 8, "sequences": 4}, 100)]), 8, 4) == 100
+    whole = Table([({"tensor_bytes": 8}, 100)])
+    assert whole.estimate(Workload(tensor_bytes=4, sequences=9)).bytes == 100
+
+
+def test_a_row_far_above_a_larger_one_is_named_and_with_strict_refused() -> None:
+    rows = [({"prompt_tokens": n}, 100 * n) for n in (1, 2, 4, 8, 16)]
+    assert Table(rows, strict=True).notes == ()
+    rows[1] = ({"prompt_tokens": 2}, 900)
+    measured = Table(rows)
+    assert "the row {'prompt_tokens': 2} took" in measured.notes[0]
+    assert measured.estimate(Workload(prompt_tokens=1)).notes == measured.notes
+    with pytest.raises(ValueError, match="measure it again"):
+        Table(rows, strict=True)
+
+
+@pytest.mark.parametrize("rows", [[("prompt_tokens", 5)], [5], {"a": 1}, None, [({"prompt_tokens": 1},)]])
+def test_rows_of_a_wrong_shape_are_a_sentence(rows: Any) -> None:
+    with pytest.raises(ValueError, match="Table"):
+        Table(rows)
+
+
+def test_an_unknown_feature_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'promt_tokens' is not a feature: known are"):
+        Table([({"promt_tokens": 1}, 5)])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_admission.estimators import TransformersLM, Vision
+from gpu_admission.estimators.model.activations import AttentionPath
 from gpu_admission.types import Estimate, Workload
 from tests.estimators.published import (
     DEEPSEEK,
@@ -69,7 +70,7 @@ def parts(config: dict[str, Any] = LLAMA, workload: Workload | None = None, **op
     return dict(lm.estimate(workload or Workload(prompt_tokens=1000)).parts)
 
 
-ACTIVATIONS = (3 * 14336 + 4 * 4096) * 2
+ACTIVATIONS = (3 * 14336 + 4 * 4096 + 2 * 128) * 2 + 8
 
 
 def test_prefill_holds_the_cache_and_one_layers_activations() -> None:
@@ -81,7 +82,7 @@ def test_a_long_answer_peaks_at_the_end_of_decoding() -> None:
     estimate = lm.estimate(Workload(prompt_tokens=10, new_tokens=4000, sequences=2))
     assert estimate.notes == ("peak at the end of decoding",)
     assert estimate.parts["cache"] == 2 * 4010 * 131072
-    assert estimate.parts["logits"] == 2 * 128256 * 6
+    assert estimate.parts["logits"] == 2 * 128256 * 40
     assert estimate.parts["cache growth"] == 2 * 4010 * 131072 // 64
 
 
@@ -152,7 +153,11 @@ def test_recurrent_state_is_held_for_each_row() -> None:
 
 
 def test_latent_attention_may_be_stored_for_every_head_or_as_it_is() -> None:
-    estimate = TransformersLM.from_config(DEEPSEEK, dtype="bf16").estimate(generating(1000))
+    kept = TransformersLM.from_config(DEEPSEEK, dtype="bf16").estimate(generating(1000))
+    assert kept.low is None
+    assert kept.bytes < 3048 * 4_997_120 / 5
+    old = TransformersLM.from_config(DEEPSEEK, dtype="bf16", mla="expanded")
+    estimate = old.estimate(generating(1000))
     assert estimate.parts["cache"] == 3048 * 4_997_120
     assert estimate.low is not None
     assert estimate.low < estimate.bytes / 5
@@ -258,3 +263,54 @@ def test_an_option_that_makes_no_sense_is_named(options: dict[str, Any], complai
 def test_a_margin_that_makes_no_sense_is_named() -> None:
     with pytest.raises(ValueError, match="margin"):
         TransformersLM(TransformersLM.from_config(LLAMA, dtype="bf16").plan, margin=-0.1)
+
+
+PEAKS = load("meta_peaks.json")["rows"]
+
+
+@pytest.mark.parametrize("row", PEAKS, ids=[row["name"] for row in PEAKS])
+def test_prefill_is_what_the_models_own_code_was_traced_to_hold(row: dict[str, Any]) -> None:
+    config = {**row["config"], "model_type": row["model_type"], "num_hidden_layers": row["layers"]}
+    path: AttentionPath = "eager" if row["attention"] == "eager" else "flash"
+    lm = TransformersLM.from_config(config, dtype="bf16", attention=path)
+    for length in (1024, 8192):
+        if traced := row[f"bytes_per_token_{length}"]:
+            said = lm.explain(Workload(prompt_tokens=length))
+            plan = lm.plan
+            prefill = length * (plan.cache + plan.activations) + length**2 * plan.score + plan.state
+            assert 1 <= prefill / (length * traced) <= (1.15 if path == "flash" else 1.35), said
+
+
+def test_a_decoding_step_holds_what_sampling_makes_of_the_logits() -> None:
+    work = Workload(prompt_tokens=10, new_tokens=4000, sequences=2)
+    for sampling, entry in (("greedy", 10), ("top_k", 19), ("top_p", 40)):
+        assert parts(LLAMA, work, sampling=sampling)["logits"] == 2 * 128256 * entry
+    assert parts(LLAMA, work, output_scores=True)["kept scores"] == 2 * 4000 * 128256 * 4
+    with pytest.raises(ValueError, match="sampling"):
+        TransformersLM.from_config(LLAMA, dtype="bf16", sampling="random")  # type: ignore[arg-type]
+
+
+def test_an_eager_decoding_step_repeats_keys_and_values_to_every_head() -> None:
+    work = Workload(prompt_tokens=10, new_tokens=4000)
+    growth = parts(LLAMA, work)["cache growth"]
+    assert parts(LLAMA, work, attention="eager")["cache growth"] == growth + 4010 * 2 * 32 * 128 * 2
+
+
+def test_a_decoding_step_of_a_mixture_copies_its_experts() -> None:
+    mixtral = next(row for row in PEAKS if row["model_type"] == "mixtral")
+    config = {**mixtral["config"], "model_type": "mixtral", "num_hidden_layers": 32}
+    work = Workload(prompt_tokens=10, new_tokens=10, sequences=8)
+    assert parts(config, work)["experts"] == 5.25 * 2**30
+    assert "experts" not in parts(config, Workload(prompt_tokens=5000), experts="grouped_mm")
+    with pytest.raises(ValueError, match="experts"):
+        TransformersLM.from_config(LLAMA, dtype="bf16", experts="all")  # type: ignore[arg-type]
+
+
+def test_a_decoder_that_attends_to_images_keeps_their_keys_and_values() -> None:
+    config = {
+        "model_type": "mllama",
+        "text_config": {"model_type": "mllama_text_model"},
+        "vision_config": {"image_size": 560, "patch_size": 14, "max_num_tiles": 4},
+    }
+    image = parts(config, Workload(prompt_tokens=1000, images=((640, 480),)))
+    assert image["cache"] - parts(config)["cache"] == 4 * 1601 * 8 * 4096

@@ -8,7 +8,7 @@ import pytest
 
 from gpu_admission.estimators import Vision
 from gpu_admission.types import Workload
-from tests.estimators.published import QWEN_VISION, VIT, table
+from tests.estimators.published import QWEN_VISION, VIT, load, table
 
 
 def size(vision: Vision, *images: tuple[int, int], batch: int = 1) -> int:
@@ -82,3 +82,27 @@ def test_a_tower_for_any_size_has_a_limit() -> None:
 def test_what_makes_no_sense_is_named(make: Any, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         make()
+
+
+TOWERS = load("vision_configs.json")["configs"]
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_the_tower_of_every_vision_language_type_is_read(name: str) -> None:
+    vision = Vision.from_config(TOWERS[name])
+    image = vision.estimate(Workload(images=((1024, 1024),)))
+    assert 2**20 <= image.bytes <= 2**31
+    unknown = vision.estimate(Workload(images=((0, 0),)))
+    assert unknown.bytes >= image.bytes
+
+
+def test_a_tower_that_the_config_does_not_describe_is_said() -> None:
+    assert "no vision tower" in Vision.from_config({"model_type": "gemma4"}).estimate(Workload()).notes[0]
+    timm = {"vision_config": {"model_type": "gemma3n_vision", "architecture": "mobilenetv5_300m_enc"}}
+    assert "taken for convolutional" in Vision.from_config(timm).estimate(Workload()).notes[0]
+
+
+def test_tiles_of_one_image_are_one_sequence() -> None:
+    tiled = Vision.from_config({**VIT, "max_num_tiles": 4}, attention="eager")
+    one = Vision.from_config(VIT, attention="eager")
+    assert size(tiled, (9, 9)) > 4 * size(one, (9, 9))

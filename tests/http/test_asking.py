@@ -10,7 +10,6 @@ import pytest
 
 from gpu_admission import Admission, Estimate, RequestInfo, TooLarge, UnreadableBody, Workload
 from gpu_admission.bodies.large import LARGE_BYTES
-from gpu_admission.http.body import body_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.rules.metering import Metering, Rule
 from gpu_admission.types import Message
@@ -39,7 +38,7 @@ async def estimate(rule: Rule, size: int = 1) -> Estimate:
         return {"type": "http.request", "body": b"x" * size}
 
     scope = http_scope()
-    return await Intake(admission, rule, scope, body_of(admission, scope, receive)).estimate()
+    return await Intake(admission, rule, scope, receive).estimate()
 
 
 def rule(estimator: Any, dialect: Any = None) -> Rule:

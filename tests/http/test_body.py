@@ -12,6 +12,7 @@ from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft
 from gpu_admission.http.ahead import Ahead
 from gpu_admission.http.body import MANY_MESSAGES, MESSAGE_BYTES, Body
+from gpu_admission.settings import Settings
 from gpu_admission.types import Message
 from tests.cases.harness import chunks, settle
 
@@ -40,7 +41,8 @@ class Server:
 
 def body_of(server: Any, limit: int = 1000, buffered: int = 10**6) -> tuple[Body, BufferedBytes]:
     buffer = BufferedBytes(buffered)
-    return Body(server.receive, buffer, limit), buffer
+    limits = Settings.of({"estimator": 1, "max_body_bytes": limit})
+    return Body(server.receive, buffer, limits, {}), buffer
 
 
 async def test_what_was_read_is_replayed_as_it_came_and_then_the_server_is_asked() -> None:

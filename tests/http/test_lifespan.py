@@ -146,15 +146,18 @@ async def test_strict_stops_the_startup(
 ) -> None:
     card = Card(by_hand, total)
     app = GPUAdmission(model_app(card), devices=[card], estimator=estimator, strict=True)
-    failed, *_ = await run_lifespan(app)
+    sent: list[Message] = []
+    with pytest.raises(ValueError, match="strict=True"):
+        await run_lifespan(app, sent)
+    (failed,) = sent
     assert failed["type"] == "lifespan.startup.failed"
     assert text in failed["message"]
     assert "does not start" in caplog.text
 
 
-async def run_lifespan(app: Any) -> list[Message]:
+async def run_lifespan(app: Any, sent: list[Message] | None = None) -> list[Message]:
     """What a server hears that starts ``app`` and stops it, or gives up when it fails to start."""
-    sent: list[Message] = []
+    sent = [] if sent is None else sent
     coming = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
 
     async def receive() -> Message:

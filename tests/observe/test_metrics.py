@@ -191,6 +191,19 @@ def test_two_budgets_are_told_apart_by_their_names(registry: CollectorRegistry) 
     assert value(registry, "capacity_bytes", budget="two", device="device") == 5 * GIB
 
 
+@pytest.mark.parametrize("same", [True, False])
+def test_two_budgets_of_one_name_that_are_both_in_use_are_a_warning(
+    registry: CollectorRegistry, caplog: pytest.LogCaptureFixture, same: bool
+) -> None:
+    one = observed(registry, name="gpu0")
+    two = observed(registry, name="gpu0" if same else "gpu1")
+    for admission in (one, two):
+        admission.startup.start()
+    value(registry, "capacity_bytes", budget="gpu0", device="device")
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("two budgets in use are called 'gpu0'" in text for text in told) is same
+
+
 def test_a_budget_that_is_gone_does_not_disturb_a_scrape(registry: CollectorRegistry) -> None:
     admission = observed(registry)
     families = Families.of(registry)

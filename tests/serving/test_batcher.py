@@ -19,7 +19,7 @@ import pytest
 
 from gpu_admission import QueueFull, TooLarge, Unavailable, current_lease
 from gpu_admission.serving import Batcher, BatchEvent, caller_contexts
-from gpu_admission.serving.returns import Returns
+from gpu_admission.serving.comebacks import Returns
 
 pytestmark = pytest.mark.anyio
 

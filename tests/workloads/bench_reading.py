@@ -106,7 +106,7 @@ def main() -> None:
     compare(f"image of {len(image)} B over find + header", read(image), find_and_decode_the_header, 5, 1.2)
 
     bodies = {
-        "27,000 messages": chat(27_000, 5),
+        "12,000 messages": chat(12_000, 11),
         "100 messages": chat(100, 1600),
         "1 message": chat(1, 160_000),
     }

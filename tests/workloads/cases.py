@@ -11,6 +11,8 @@ from gpu_admission.workloads import (
     TEI,
     TGI,
     VLLM,
+    Anthropic,
+    ComfyUI,
     Fields,
     Guess,
     KServe,
@@ -18,6 +20,7 @@ from gpu_admission.workloads import (
     OpenAI,
     OpenAIMedia,
     Rerank,
+    SGLang,
     StableDiffusion,
     Whisper,
 )
@@ -83,6 +86,23 @@ CASES = {
         "options.num_ctx", "context",
     ),
     "ollama embed": Case(Ollama(), "/api/embed", {"input": "Once"}, text="input"),
+    "anthropic": Case(
+        Anthropic(default_new_tokens=700), "/v1/messages", {"messages": CHAT, "max_tokens": 64},
+        "max_tokens", default=700, text="messages.1.content",
+    ),
+    "sglang": Case(
+        SGLang(default_new_tokens=700), "/generate",
+        {"text": "Once", "sampling_params": {"max_new_tokens": 64}},
+        "sampling_params.max_new_tokens", default=700, numbers=("sampling_params.n",), text="text",
+    ),
+    "comfyui": Case(
+        ComfyUI(), "/prompt", {"prompt": {"5": {"class_type": "T", "inputs": {"text": "Once", "width": 64}}}},
+        text="prompt.5.inputs.text", numbers=("prompt.5.inputs.width",),
+    ),
+    "videos": Case(
+        OpenAIMedia(), "/v1/videos", {"prompt": "a ferry", "num_frames": 64},
+        "num_frames", "frames", 0, numbers=("width",), text="prompt",
+    ),
     "kserve infer": Case(KServe(), "/v2/models/m/infer", {"inputs": [TENSOR]}),
     "kserve generate": Case(
         KServe(default_new_tokens=700), "/v2/models/m/generate",

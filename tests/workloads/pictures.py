@@ -23,8 +23,10 @@ def jpeg(width: int, height: int, metadata: int = 0) -> bytes:
     return b"\xff\xd8" + segments + frame + b"\xff\xda" + bytes(16)
 
 
-def gif(width: int, height: int) -> bytes:
-    return b"GIF89a" + struct.pack("<HHBBB", width, height, 0, 0, 0)
+def gif(width: int, height: int, frame: tuple[int, int] | None = None) -> bytes:
+    """A screen with a palette of two colours, a comment, and the head of the first frame."""
+    screen = b"GIF89a" + struct.pack("<HHBBB", width, height, 0x80, 0, 0) + bytes(6)
+    return screen + b"!\xfe\x03abc\0" + b"," + struct.pack("<4HB", 0, 0, *(frame or (width, height)), 0)
 
 
 def webp(width: int, height: int) -> bytes:

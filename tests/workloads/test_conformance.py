@@ -26,6 +26,7 @@ SIZES = (
     "beams",
     "width",
     "height",
+    "frames",
     "tensor_bytes",
     "context",
     "audio_seconds",

@@ -169,8 +169,9 @@ def test_a_body_that_is_read_in_slices_never_asks_for_less(
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpu_admission.bodies.json.LARGE", 0)
-        patch.setattr("gpu_admission.bodies.json._SLICE", 30)
-        patch.setattr("gpu_admission.bodies.longstrings.LONG", 40)
+        patch.setattr("gpu_admission.bodies.shorten.LONG", 40)
+        patch.setattr("gpu_admission.bodies.shorten._GAP", 20)
+        patch.setattr("gpu_admission.bodies.shorten._LIST", 10)
         sliced = checked(DIALECTS[name], request(body, path))
     assert sliced.prompt_tokens >= whole.prompt_tokens
     assert sliced.prompt_tokens + sliced.new_tokens >= whole.prompt_tokens + whole.new_tokens

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import builtins
 import io
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from gpu_admission.workloads.images import UNKNOWN, size_of_bytes, size_of_text
+from gpu_admission.workloads.images import NO_IMAGE, UNKNOWN, size_of_bytes, size_of_text
 from tests.workloads import pictures
 
 FORMATS: list[Callable[[int, int], bytes]] = [
@@ -54,14 +53,14 @@ def test_a_size_behind_long_metadata_is_found() -> None:
 @pytest.mark.parametrize(
     "head",
     [
-        b"",
+        b"\0",
         b"\x89PNG\r\n\x1a\n",
         b"\xff\xd8\xff",
-        b"GIF89a",
+        b"GIF89a\0",
         b"RIFF\0\0\0\0WEBP",
         b"\0\0\0\x18ftypavif",
         b"<svg/>",
-        b"BM",
+        b"BM\0",
     ],
 )
 def test_what_has_no_size_is_unknown(head: bytes) -> None:
@@ -88,13 +87,65 @@ def test_a_decompression_bomb_costs_no_more_than_its_header() -> None:
     assert size_of_bytes(pictures.png(2**31 - 1, 2**31 - 1)) == (2**31 - 1, 2**31 - 1)
 
 
-def test_without_the_library_sizes_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"",
+        b"hello",
+        b'{"a": 1}',
+        "größer".encode(),
+        b"a\nb\tc",
+        "é".encode() * 4000,
+        b"x" + "é".encode() * 4000,
+    ],
+)
+def test_text_is_no_image_and_takes_nothing(head: bytes) -> None:
+    assert size_of_bytes(head) == NO_IMAGE
 
-    def without(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "imagesize":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", without)
-    assert size_of_bytes(pictures.png(640, 480)) == UNKNOWN
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"P6 9 9 255",
+        b"#define w_width 9",
+        b"%!PS",
+        b"SIMPLE = T",
+        b"Image size (x*y): 9*9",
+        b"Name: a\nImage type: L",
+    ],
+)
+def test_images_that_are_written_as_text_are_still_images(head: bytes) -> None:
+    assert size_of_bytes(head) == UNKNOWN
+
+
+def test_a_header_that_comes_twice_is_not_believed() -> None:
+    small, large = pictures.png(8, 8), pictures.png(9000, 9000)
+    assert size_of_bytes(small + large[8:]) == UNKNOWN
+    frame = pictures.jpeg(9000, 9000)[2:]
+    assert size_of_bytes(pictures.jpeg(8, 8)[:21] + frame) == UNKNOWN
+
+
+def test_a_frame_that_is_larger_than_its_screen_counts() -> None:
+    assert size_of_bytes(pictures.gif(8, 8, (9000, 7000))) == (9000, 7000)
+    assert size_of_bytes(pictures.gif(9000, 8, (8, 7000))) == (9000, 7000)
+
+
+def test_a_header_that_may_be_followed_by_another_is_not_believed() -> None:
+    comment = b"\0\0\x10\0tEXt" + bytes(4096 + 4)
+    cut = (pictures.png(8, 8) + comment * 20)[: 64 * 1024]
+    assert size_of_bytes(cut) == UNKNOWN
+
+
+def test_a_file_of_endless_pieces_is_followed_no_further() -> None:
+    assert size_of_bytes(b"\xff\xd8\xff" + b"\xff\xe0\0\2" * 300_000) == UNKNOWN
+    assert size_of_bytes(pictures.png(8, 8) + b"\0\0\0\0tEXt\0\0\0\0" * 100_000) == UNKNOWN
+    assert size_of_bytes(pictures.gif(8, 8)[:19] + b"!\xfe\0" * 100_000) == UNKNOWN
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP", "AVIF"])
+@pytest.mark.parametrize("options", [{}, {"quality": 30}, {"lossless": True}, {"progressive": True}])
+def test_sizes_are_those_that_a_decoder_finds(kind: str, options: dict[str, Any]) -> None:
+    for mode, size in (("RGB", (321, 57)), ("L", (1, 1000)), ("RGBA", (640, 480))):
+        file = io.BytesIO()
+        Image.new(mode, size, 1).convert("RGB" if kind == "JPEG" else mode).save(file, kind, **options)
+        assert size_of_bytes(file.getvalue()[:65536]) == Image.open(file).size

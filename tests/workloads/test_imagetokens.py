@@ -13,17 +13,17 @@ from gpu_admission.workloads.imagetokens import FAMILIES, rule_of
 # LLaVA-NeXT at most 2928, Pixtral 4160 at 1024 x 1024).
 COLUMNS = ("qwen2-vl", "qwen3-vl", "llava-next", "pixtral", "mistral-small-3.1")
 PUBLISHED = [
-    (28, 28, 4, 4, 1176, 6, 2),
+    (28, 28, 4, 64, 1176, 6, 2),
     (336, 336, 144, 100, 1176, 462, 156),
     (640, 480, 391, 300, 2340, 1230, 432),
     (1024, 1024, 1369, 1024, 2928, 4160, 1406),
     (720, 1280, 1196, 880, 1968, 2368, 1242),
     (3840, 2160, 10549, 8160, 1948, 2340, 1736),
-    (224, 224, 64, 49, 1176, 210, 72),
+    (224, 224, 64, 64, 1176, 210, 72),
     (1920, 1080, 2691, 2040, 1948, 2340, 1736),
 ]
 MOST = {
-    "any": 16384, "gemma-3": 256, "internvl": 3328, "llama-3.2-vision": 1, "llava-1.5": 576,
+    "any": 18195, "emu3": 18195, "gemma-3": 256, "internvl": 3328, "llama-3.2-vision": 1, "llava-1.5": 576,
     "llava-next": 2928, "mistral-small-3.1": 3080, "openai": 1445, "pixtral": 4160,
     "qwen2-vl": 16384, "qwen2.5-vl": 16384, "qwen3-vl": 16384,
 }  # fmt: skip

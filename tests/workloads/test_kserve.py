@@ -91,7 +91,7 @@ def test_texts_count_with_their_length_prefixes() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [None, 5, "x", {}, [0], [-1], [2, 0, 3], [1.5], [True], ["2"], [None], [[2]], [1] * 65]
+    "shape", [None, 5, "x", {}, [-1], [2, -1, 3], [1.5], [True], ["2"], [None], [[2]], [1] * 65]
 )
 def test_a_malformed_shape_is_refused(shape: Any) -> None:
     with pytest.raises(UnreadableBody, match="shape"):

@@ -26,14 +26,16 @@ def generate(**fields: Any) -> Workload:
         ({"size": None}, (1024, 1024)),
         ({}, (1024, 1024)),
         ({"width": 640, "height": 480}, (640, 480)),
-        ({"width": 640}, (640, 640)),
+        ({"width": 640}, (640, 1024)),
+        ({"size": "64x64", "width": 2048, "height": 512}, (2048, 512)),
+        ({"size": "640x480", "extra_body": {"height": 512}}, (640, 512)),
         ({"size": "0x0"}, (1024, 1024)),
     ],
 )
 def test_the_size_that_is_asked_for_counts(fields: dict[str, Any], expected: tuple[int, int]) -> None:
     workload = generate(**fields)
     assert (workload.task, workload.width, workload.height) == ("image", *expected)
-    assert workload.defaulted == (("size",) if expected == (1024, 1024) else ())
+    assert workload.defaulted == (("size",) if 1024 in expected and 1792 not in expected else ())
 
 
 @pytest.mark.parametrize("size", ["large", "5", "axb", 5, ["512x512"], "9999999999999999x1", ""])
@@ -44,21 +46,21 @@ def test_a_size_that_is_none_is_refused(size: Any) -> None:
 
 def test_copies_run_together() -> None:
     workload = generate(n=4, model="m")
-    assert (workload.sequences, workload.model, workload.prompt_tokens) == (4, "m", 4)
+    assert (workload.sequences, workload.model, workload.prompt_tokens) == (4, "m", 3)
 
 
 def test_pictures_that_come_are_measured() -> None:
     info = upload(
         ("image[]", "a.png", "image/png", pictures.png(640, 480)),
         ("image", "a.png", "image/png", pictures.png(64, 48)),
-        ("image", "b.png", "image/png", b"?"),
+        ("image", "b.png", "image/png", b"\0?"),
         ("prompt", None, "", b"x" * 100),
         ("size", None, "", b"256x512"),
         path="/v1/images/edits",
     )
     workload = OpenAIMedia().read(info)
     assert set(workload.images) == {(640, 480), (64, 48), (0, 0)}
-    assert (workload.width, workload.height, workload.prompt_tokens) == (256, 512, 50)
+    assert (workload.width, workload.height, workload.prompt_tokens) == (256, 512, 41)
     sent = OpenAIMedia().read(request({"images": [{"image_url": pictures.data_url(pictures.png(9, 9))}]}))
     assert sent.images == ((9, 9),)
 
@@ -67,7 +69,7 @@ def test_speech_grows_with_its_text() -> None:
     workload = OpenAIMedia().read(
         request({"input": "x" * 100, "voice": "v", "model": "m"}, "/v1/audio/speech")
     )
-    assert (workload.task, workload.prompt_tokens, workload.new_tokens) == ("speech", 50, 1600)
+    assert (workload.task, workload.prompt_tokens, workload.new_tokens) == ("speech", 41, 1312)
 
 
 @pytest.mark.parametrize("option", ["default_side", "speech_tokens"])

@@ -63,7 +63,7 @@ def test_pictures_that_come_are_measured() -> None:
 
 def test_every_prompt_counts() -> None:
     plain = picture().prompt_tokens
-    assert picture(negative_prompt="x" * 100).prompt_tokens == plain + 50
+    assert picture(negative_prompt="x" * 100).prompt_tokens == plain + 41
     assert StableDiffusion().read(request({}, "/sdapi/v1/img2img")).prompt_tokens == 1
 
 

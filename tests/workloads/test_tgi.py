@@ -19,15 +19,15 @@ def generate(inputs: Any = "x" * 100, path: str = "/generate", **parameters: Any
 
 def test_a_request_says_what_it_asks() -> None:
     workload = generate(max_new_tokens=50, best_of=3, decoder_input_details=True)
-    assert (workload.prompt_tokens, workload.new_tokens, workload.sequences) == (52, 50, 3)
+    assert (workload.prompt_tokens, workload.new_tokens, workload.sequences) == (43, 50, 3)
     assert workload.prompt_logprobs
     assert workload.defaulted == ()
 
 
 def test_a_prompt_is_cut_to_what_is_said() -> None:
     assert generate(truncate=10).prompt_tokens == 10
-    assert generate(truncate=1000).prompt_tokens == 52
-    assert generate(truncate=None).prompt_tokens == 52
+    assert generate(truncate=1000).prompt_tokens == 43
+    assert generate(truncate=None).prompt_tokens == 43
 
 
 @pytest.mark.parametrize(("path", "stream"), [("/generate", False), ("/generate_stream", True), ("/", False)])
@@ -38,7 +38,7 @@ def test_streams_are_seen(path: str, stream: bool) -> None:
 
 def test_no_limit_is_the_rest_of_the_context() -> None:
     workload = TGI(context=100).read(request({"inputs": "x" * 100, "parameters": None}))
-    assert (workload.new_tokens, workload.defaulted) == (48, ("max_new_tokens",))
+    assert (workload.new_tokens, workload.defaulted) == (57, ("max_new_tokens",))
 
 
 def test_beams_multiply() -> None:
@@ -48,7 +48,7 @@ def test_beams_multiply() -> None:
 
 def test_several_inputs_are_rows() -> None:
     workload = generate(["x" * 100, "x"])
-    assert (workload.sequences, workload.prompt_tokens, workload.total_prompt_tokens) == (2, 52, 55)
+    assert (workload.sequences, workload.prompt_tokens, workload.total_prompt_tokens) == (2, 43, 46)
 
 
 @pytest.mark.parametrize("parameters", [[], "x", 5, True])

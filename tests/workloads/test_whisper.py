@@ -25,7 +25,7 @@ def test_an_upload_says_how_long_it_is() -> None:
     workload = transcribe(("model", "whisper-1"), ("prompt", "x" * 100), ("stream", "true"))
     assert (workload.task, workload.model, workload.stream) == ("transcribe", "whisper-1", True)
     assert workload.audio_seconds == pytest.approx(10, rel=0.01)
-    assert (workload.new_tokens, workload.prompt_tokens) == (448, 50)
+    assert (workload.new_tokens, workload.prompt_tokens) == (448, 41)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,9 @@ def test_an_upload_says_how_long_it_is() -> None:
         ([("beam_size", "2")], 2, 2),
         ([("beam_size", "2"), ("temperature", "0.5")], 5, 5),
         ([("beam_size", "2"), ("best_of", "9")], 9, 9),
-        ([("num_beams", "3"), ("batch_size", "8")], 3, 24),
+        ([("num_beams", "3"), ("batch_size", "8")], 5, 40),
+        ([("beams", "1")], 5, 5),
+        ([("beams", "9"), ("beam_size", "2")], 9, 9),
         ([("beam_size", "0")], 5, 5),
     ],
 )

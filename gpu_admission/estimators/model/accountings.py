@@ -14,6 +14,10 @@ import msgspec
 from gpu_admission.estimators.model.dtypes import UNIT, ElementSize
 from gpu_admission.estimators.model.layers import Attention, Layer, State
 
+_16_BITS = ElementSize(2 * UNIT)
+_NEWEST = 128
+"""Tokens that transformers' QuantizedCache keeps as they are."""
+
 
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How the engine was started, as far as its cache depends on it."""
@@ -117,6 +121,14 @@ def indexer(layers: Sequence[Layer], options: CacheOptions) -> list[Term]:
         lambda name, unit, window: Term("indexer", unit, grain=options.block),
         lambda attention, o: attention.indexer * o.key.element,
     )
+
+
+def unpacked(layers: Sequence[Layer], options: CacheOptions) -> list[Term]:
+    """Of a cache in quantised groups (transformers): the newest tokens, and all of the layer in use."""
+    at_16 = msgspec.structs.replace(options, key=_16_BITS, value=_16_BITS)
+    sizes = [_expanded(layer.attention, at_16) for layer in layers if layer.attention]
+    newest = Term("newest tokens, unpacked", sum(sizes), cap=_NEWEST)
+    return [newest, Term("layer in use, unpacked", max(sizes))] if sizes else []
 
 
 def cross(layers: Sequence[Layer], options: CacheOptions) -> list[Term]:

@@ -12,8 +12,16 @@ import msgspec
 
 from gpu_admission.estimators.model.config import ModelConfig
 from gpu_admission.estimators.model.dtypes import whole_bytes
+from gpu_admission.estimators.model.families import lacks_sdpa, rotates_wide, scan_bytes, streams
 
 AttentionPath = Literal["sdpa", "eager", "flash"]
+
+
+def attention_of(model: ModelConfig, asked: AttentionPath) -> tuple[AttentionPath, tuple[str, ...]]:
+    """What runs where ``asked`` is configured, and a note where that is something else."""
+    if asked != "sdpa" or not lacks_sdpa(model.model_type):
+        return asked, ()
+    return "eager", (f"{model.model_type} has no fused attention of torch's: charged as eager",)
 
 
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,22 +40,33 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def layer_cost(
-    *, hidden: int, heads: int, kv_heads: int, head_dim: int, mlp: int, dtype: str, attention: AttentionPath
+    *,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    mlp: int,
+    dtype: str,
+    attention: AttentionPath,
+    beside: int = 0,
+    wide_rotation: bool = False,
+    recurrent: int = 0,
 ) -> LayerCost:
     """The cost of a layer of this shape. Raises ``ValueError`` for a dtype or attention that is none.
 
     ``eager`` stores scores around the softmax (8 bytes each, 10 in bf16, which has no fused cast) and
     a mask in the compute type; ``sdpa`` one byte a mask and the expansion of one; ``flash`` nothing.
+    ``beside`` are elements that live through the layer, ``recurrent`` bytes of a layer with a state.
     """
     if attention not in ("sdpa", "eager", "flash"):
         raise ValueError(f"attention must be 'sdpa', 'eager' or 'flash', not {attention!r}")
     size = whole_bytes(dtype, option="dtype")
     queries, keys = heads * head_dim, kv_heads * head_dim
     repeated = 2 * queries if attention != "flash" and kv_heads < heads else 0
-    attending = 4 * queries + 4 * keys + repeated
+    attending = (6 if wide_rotation else 4) * (queries + keys) + repeated
     eager = attention == "eager"
     return LayerCost(
-        activations=(max(mlp, attending) + 4 * hidden) * size,
+        activations=max((max(mlp, attending) + 4 * hidden + beside) * size, recurrent),
         hidden=hidden * size,
         score=heads * score_bytes(dtype) if eager else 0,
         mask=0 if attention == "flash" else size if eager else 1,
@@ -68,9 +87,18 @@ def decoder_cost(model: ModelConfig, dtype: str, attention: AttentionPath) -> La
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         mlp=model.mlp,
+        beside=streams(model.model_type) * model.hidden_size,
+        wide_rotation=rotates_wide(model.model_type),
+        recurrent=_scanned(model),
         dtype=dtype,
         attention=attention,
     )
+
+
+def _scanned(model: ModelConfig) -> int:
+    """Bytes for each token of a recurrent layer, at 32 bits and without a fused kernel."""
+    states = [layer.state.matrix for layer in model.layers if layer.state]
+    return round(max(states, default=0) * scan_bytes(model.model_type))
 
 
 def encoder_cost(model: ModelConfig, dtype: str, attention: AttentionPath) -> LayerCost | None:

@@ -11,16 +11,24 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from gpu_admission.estimators.model.dtypes import DType, dtype_name
 from gpu_admission.estimators.model.families import class_defaults, is_known
 from gpu_admission.estimators.model.keys import Keys
 from gpu_admission.estimators.model.layer_order import Kind, depth_of_lists, layer_kinds
 from gpu_admission.estimators.model.layers import Layer, build_layer, cross_attention
-from gpu_admission.estimators.model.mlp import encoder_mlp_elements, mlp_elements
+from gpu_admission.estimators.model.mlp import encoder_mlp_elements, expert_elements, mlp_elements
 from gpu_admission.estimators.model.parameters import Parameters, count_parameters
+
+
+class ConfigObject(Protocol):
+    """A loaded config, such as ``model.config`` of transformers."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
 
 _INSIDE = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 _DEPTH = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
@@ -28,7 +36,7 @@ _HEADS = (
     *("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"),
     *("decoder_attention_heads", "num_decoder_attention_heads", "num_key_value_heads"),
 )
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim")
+_HIDDEN = ("hidden_size", "n_embd", "d_model", "embed_dim", "emb_dim", "dim")
 _MOST_LAYERS = 10_000
 
 
@@ -63,7 +71,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Key/value heads, the most of all layers."""
     mlp: int
     """Elements for each token that a layer's MLP holds at once: gate, up and product, or two of them;
-    of the experts that run for a token in a mixture."""
+    in a mixture of the experts that run for it, and what is gathered for them."""
+    experts: int
+    """Elements of the expert weights that a decoding step copies for each row; 0 = none."""
     vocab_size: int
     max_positions: int | None = None
     dtype: str | None = None
@@ -73,23 +83,49 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     vision: Mapping[str, Any] | None = None
     """The ``vision_config`` as it is, for estimators that read images."""
 
+    @property
+    def image_positions(self) -> int:
+        """Of an image in cross-attention: the patches of its tiles, and one token each (Llama 3.2: 4 x
+        1601); 0 where the decoder does not attend to images."""
+        if self.encoder is not None or not any(layer.cross for layer in self.layers):
+            return 0
+        vision = self.vision or {}
+        side = int(vision.get("image_size", 560)) // int(vision.get("patch_size", 14))
+        return (side * side + 1) * int(vision.get("max_num_tiles", 4))
+
     @classmethod
-    def read(cls, source: ModelConfig | Mapping[str, Any] | str | os.PathLike[str]) -> ModelConfig:
-        """The config at a path (the file, or the folder with it), or in a ``dict`` as parsed.
+    def read(cls, source: ConfigSource) -> ModelConfig:
+        """The config at a path (the file, or the folder with it), in a ``dict`` as parsed, or loaded:
+        ``model.config`` of transformers.
 
         Warns with ``UnknownModelType``. Raises ``ValueError`` when it lacks layers, heads or
         sizes that its class does not fill in, or has something that is no number there.
         """
-        if isinstance(source, ModelConfig):
-            return source
-        return _read(source if isinstance(source, Mapping) else _load(Path(source)))
+        return source if isinstance(source, ModelConfig) else _read(config_dict(source))
 
-    def computes_in(self, dtype: str | None) -> str:
-        """``dtype``, or what the config names. Raises ``ValueError`` when neither is there."""
-        name = dtype or self.dtype
-        if name is None:
+    def computes_in(self, dtype: DType | None) -> str:
+        """The name of ``dtype``, or what the config names. Raises ``ValueError`` when neither is there."""
+        name = self.dtype if dtype is None else dtype_name(dtype, option="dtype")
+        if not name:
             raise ValueError("dtype is needed: the model config does not name one")
         return name
+
+
+ConfigSource: TypeAlias = "ModelConfig | ConfigObject | Mapping[str, Any] | str | os.PathLike[str]"
+"""Where a config is: a path (of the file, or the folder with it), a ``dict`` as parsed, or loaded."""
+
+
+def config_dict(source: ConfigObject | Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+    """The parsed config of ``source``. Raises ``TypeError`` for what is none, and as ``open`` does."""
+    if isinstance(source, Mapping):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        return _load(Path(source))
+    if callable(said := getattr(source, "to_dict", None)) and isinstance(config := said(), Mapping):
+        return config
+    raise TypeError(
+        f"config must be a path, a dict, or a loaded config such as model.config, not {type(source).__name__}"
+    )
 
 
 def _load(path: Path) -> Mapping[str, Any]:
@@ -126,6 +162,7 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
         head_dim=max((a.key_dim for a in stored), default=-(-hidden // heads)),
         kv_heads=max((a.heads for a in stored), default=heads),
         mlp=mlp_elements(keys, model_type, hidden),
+        experts=expert_elements(keys, model_type, hidden),
         vocab_size=vocab,
         max_positions=keys.size(
             "max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions"

@@ -6,6 +6,8 @@ Owns the names and their sizes, exact: block formats are counted with their scal
 
 from __future__ import annotations
 
+from typing import Protocol, TypeAlias
+
 import msgspec
 
 UNIT = 256
@@ -34,7 +36,35 @@ _SIZES = {
     "q4_0": ElementSize(18 * 8),
     "iq4_nl": ElementSize(18 * 8),
     "nvfp4": ElementSize(128 + 16),
+    # transformers' QuantizedCache: groups of 64 with a scale and a zero of 16 bits each.
+    "int8_g64": ElementSize(256 + 16),
+    "int4_g64": ElementSize(128 + 16),
+    "int2_g64": ElementSize(64 + 16),
 }
+
+
+class TorchType(Protocol):
+    """A ``torch.dtype``, without importing torch."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+    @property
+    def is_floating_point(self) -> bool: ...
+
+
+DType: TypeAlias = "str | TorchType"
+"""The name of an element type, such as ``"bf16"``, or torch's own: ``torch.bfloat16``."""
+
+
+def dtype_name(dtype: object, *, option: str) -> str:
+    """The name of ``dtype``. Raises ``TypeError`` naming ``option`` for what is no element type."""
+    if isinstance(dtype, str):
+        return dtype
+    name = str(dtype)
+    if not name.startswith("torch."):
+        raise TypeError(f"{option} must be a name such as 'bf16', or a torch.dtype, not {dtype!r}")
+    return name.removeprefix("torch.")
 
 
 def element_size(name: str) -> ElementSize:
@@ -43,6 +73,11 @@ def element_size(name: str) -> ElementSize:
     if size is None:
         raise ValueError(f"{name!r} is not a known element type; known are {', '.join(sorted(_SIZES))}")
     return size
+
+
+def is_grouped(name: str) -> bool:
+    """Whether the newest tokens, and the layer in use, are kept unpacked beside it (QuantizedCache)."""
+    return name.endswith("_g64")
 
 
 def whole_bytes(name: str, *, option: str) -> int:

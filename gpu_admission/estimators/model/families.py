@@ -51,6 +51,37 @@ _PLAIN_MLP = _names(
     esm squeezebert vit clip_text_model clip_vision_model siglip_text_model siglip_vision_model"""
 )
 
+# Gate and up projection are one matrix, whose halves live beside their product.
+_FUSED_GATE = _names(
+    """phi3 phi4_multimodal phi4mm phimoe glm glm4 glm4v_text chatglm glm_image_text glm_ocr_text
+    modernbert modernbert-decoder"""
+)
+
+# The activation that a class fills in, where it is computed in steps.
+_ACTIVATIONS = {
+    "gelu_new": _names("gpt2 gptj gpt_neo codegen gpt-sw3 openai-gpt phi bloom albert"),
+    "relu2": _names("nemotron nemotron_h arcee persimmon"),
+    "gelu_of_its_own": _names("esm"),
+    "quick_gelu": _names("clip_text_model clip_vision_model"),
+}
+
+# Without torch's fused attention in transformers 5.24: "sdpa" runs eager there.
+_NO_SDPA = _names(
+    """big_bird bigbird_pegasus bloom canine convbert deberta deberta-v2 flaubert fnet funnel gemma2 gpt_neo
+    gpt_oss ibert layoutlmv2 lilt longformer luke markuplm megatron-bert mpnet mpt mra mvp nystromformer
+    openai-gpt perceiver reformer rembert roformer squeezebert tapas xlm xlnet yoso"""
+)
+
+# Every expert computes every token, and most results are multiplied by zero.
+_ALL_EXPERTS = _names("llama4_text")
+
+# State-space models that make every state of a step at once, and those that do so in small chunks.
+_MAMBA_1 = _names("mamba falcon_mamba jamba zamba")
+_DELTA_NETS = _names("qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear olmo_hybrid")
+
+# Whose rotation is computed at 32 bits, or beside the one matrix that queries, keys and values are in.
+_WIDE_ROTATION = _names("cohere cohere2 cohere2_moe modernbert modernbert-decoder")
+
 # Whose output matrix is the input table, unless their config says otherwise.
 _TIED = _names(
     """gpt2 gpt_neo gpt_bigcode bloom opt mpt falcon starcoder2 gemma gemma2 gemma3_text gemma3n_text
@@ -100,6 +131,49 @@ def slides_everywhere(model_type: str) -> bool:
 def has_plain_mlp(model_type: str) -> bool:
     """Whether its MLP has no gate: two intermediate tensors a token instead of three."""
     return model_type in _PLAIN_MLP
+
+
+def lacks_sdpa(model_type: str) -> bool:
+    """Whether transformers runs it eager where ``sdpa`` is asked."""
+    return model_type in _NO_SDPA
+
+
+def fuses_gate(model_type: str) -> bool:
+    """Whether gate and up projection are one matrix."""
+    return model_type in _FUSED_GATE
+
+
+def default_activation(model_type: str) -> str:
+    """The activation that its class fills in, where that matters; else an empty name."""
+    return next((name for name, types in _ACTIVATIONS.items() if model_type in types), "")
+
+
+def runs_all_experts(model_type: str) -> bool:
+    """Whether every expert computes every token."""
+    return model_type in _ALL_EXPERTS
+
+
+def expert_tensors(model_type: str) -> int:
+    """Of an expert's width, alive at its peak: four, and nine where gate and up are clamped first."""
+    return 9 if model_type == "gpt_oss" else 4
+
+
+def rotates_wide(model_type: str) -> bool:
+    """Whether rotary embedding runs at 32 bits."""
+    return model_type in _WIDE_ROTATION
+
+
+def streams(model_type: str) -> int:
+    """Hidden vectors beside the four that a layer holds: Gemma 3n runs four streams and predicts each."""
+    return 25 if model_type == "gemma3n_text" else 0
+
+
+def scan_bytes(model_type: str) -> float:
+    """For each token and element of a layer's state, while it is run without a fused kernel.
+
+    From traces of Jamba (13.5), Mamba-2 (0.89) and Qwen3-Next (0.48), with chunks of their own size.
+    """
+    return 14.0 if model_type in _MAMBA_1 else 0.5 if model_type in _DELTA_NETS else 0.9
 
 
 def stores_repeated_heads(model_type: str) -> bool:

@@ -41,6 +41,8 @@ class Choices:
     beams: int = 1
     padded: bool = True
     """Batches hold prompts of different lengths, and then need masks."""
+    inputs: bool = True
+    """The tensors that the model is given count too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,20 +34,28 @@ _DENOISERS: Final = ("unet", "transformer", "denoiser")
 
 
 def trace(
-    source: Any, *, guidance: bool, dtype: str | None, tiling: bool, slicing: bool, device: str
+    source: Any,
+    *,
+    guidance: bool,
+    dtype: str | None,
+    tiling: bool,
+    slicing: bool,
+    inputs: bool,
+    device: str,
 ) -> Trace:
     """Trace a pipeline, its folder, or the configs of its parts. Raises ``ValueError``."""
     started = time.perf_counter()
     parts = _parts(source)
     groups: list[Group] = []
     modules: list[Module] = []
+    held: dict[str, Any] = {"inputs": inputs, "device": device}
     compute = torch_dtype(None, dtype)
     side = _factor(parts.get("vae"))
     for name, config in parts.items():
         made = (
-            _vae(config, compute, tiling, slicing, device)
+            _vae(config, compute, tiling, slicing, held)
             if name == "vae"
-            else _denoiser(config, compute, guidance, side, device)
+            else _denoiser(config, compute, guidance, side, held)
         )
         for group, module in made:
             groups.append(group)
@@ -129,7 +137,7 @@ def _group(module: Module, axes: tuple[Axis, ...], phase: str) -> tuple[Group, M
 
 
 def _denoiser(
-    config: Mapping[str, Any], dtype: torch.dtype, guidance: bool, side: int, device: str
+    config: Mapping[str, Any], dtype: torch.dtype, guidance: bool, side: int, held: Mapping[str, Any]
 ) -> Iterator[tuple[Group, Module]]:
     """One step. With guidance each picture is there twice, with and without its prompt."""
     inputs = _INPUTS.get(_class_name(config))
@@ -141,13 +149,11 @@ def _denoiser(
         rows = 2 * sequences if guidance else sequences
         return inputs(config, dtype, (rows, -(-height // side), -(-width // side)))
 
-    yield _group(
-        Module(lambda: _make(config, dtype), call, phase="denoise", device=device), _sides(), "denoise"
-    )
+    yield _group(Module(lambda: _make(config, dtype), call, phase="denoise", **held), _sides(), "denoise")
 
 
 def _vae(
-    config: Mapping[str, Any], dtype: torch.dtype, tiling: bool, slicing: bool, device: str
+    config: Mapping[str, Any], dtype: torch.dtype, tiling: bool, slicing: bool, held: Mapping[str, Any]
 ) -> Iterator[tuple[Group, Module]]:
     side = _factor(config)
 
@@ -164,7 +170,7 @@ def _vae(
         return {"z": torch.zeros(shape, dtype=dtype)}
 
     breaks = (config.get("sample_size", 512),) if tiling else ()
-    module = Module(make, call, phase="decode", method="decode", device=device)
+    module = Module(make, call, phase="decode", method="decode", **held)
     yield _group(module, _sides(breaks), "decode")
 
 

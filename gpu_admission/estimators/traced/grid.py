@@ -44,6 +44,8 @@ class Axis:
     """The smallest size that the model takes."""
     breaks: tuple[int, ...] = ()
     """Last sizes before the model takes another path: 1 for ``sequences``, as masks come with the second."""
+    whole: bool = False
+    """The model takes no other sizes: rows where each prompt has a few beams."""
 
     def ranges(self) -> list[_Range]:
         """The pieces, from the smallest sizes up."""
@@ -65,7 +67,8 @@ class Axis:
     def between(self, low: int, high: int | None) -> int:
         """A size that is no point of the grid, where the range has one."""
         points = self.points(low, high)
-        size = points[-1] + self.unit + max(1, self.unit // 3) if self.unit > 1 else points[-1] + 2
+        further = self.unit if self.whole or self.unit == 1 else max(1, self.unit // 3)
+        size = points[-1] + self.unit + further
         return size if high is None or size <= high else points[-1]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Final
 
@@ -76,7 +76,7 @@ class Module:
         call: Callable[..., Any],
         *,
         phase: str = "forward",
-        inputs: bool = False,
+        inputs: bool = True,
         method: str = "forward",
         device: str = "cuda",
     ) -> None:
@@ -96,8 +96,9 @@ class Module:
             args, kwargs = _arguments(self._call(**sizes))
         answers = Answers(padded=False, remembered=self._remembered)
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
-        tracer = Tracer(self._known(given), device="meta", answers=answers, workspace=self._workspace)
-        tracer.live = sum(t.untyped_storage().nbytes() for t in given) if self._inputs else 0
+        known = [*self.model.parameters(), *self.model.buffers()]
+        tracer = Tracer(known, device="meta", answers=answers, workspace=self._workspace)
+        (tracer.hold if self._inputs else tracer.ignore)(given)
         tracer.phase = self._phase
         with ExitStack() as stack:
             for scope in (torch.no_grad(), FusedAttention(), Places(self.model, tracer), tracer):
@@ -111,9 +112,6 @@ class Module:
             self.model(*args, **kwargs)
         else:
             getattr(self.model, self._method)(*args, **kwargs)
-
-    def _known(self, given: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        return [*self.model.parameters(), *self.model.buffers(), *given]
 
 
 def _arguments(made: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -13,6 +13,8 @@ from typing import TypeAlias
 
 import msgspec
 
+from gpu_admission.estimators.vision import Vision
+
 Number: TypeAlias = "int | float"
 
 
@@ -71,6 +73,36 @@ class FitCheck(msgspec.Struct, frozen=True):
     """The sizes at that point."""
 
 
+class Tower(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a ``Vision``, for a language model that looks at images."""
+
+    pixel: int
+    patch: int
+    pair: int
+    patch_size: int
+    size: tuple[int, int] | None
+    max_pixels: int | None
+    together: bool
+
+    @classmethod
+    def of(cls, vision: Vision) -> Tower:
+        """Those of ``vision``."""
+        most = vision.max_pixels if vision.size is None else None
+        return cls(
+            pixel=vision.pixel,
+            patch=vision.patch,
+            pair=vision.pair,
+            patch_size=vision.patch_size,
+            size=vision.size,
+            max_pixels=most,
+            together=vision.together,
+        )
+
+    def vision(self) -> Vision:
+        """The estimator. Raises ``ValueError`` when the numbers don't belong together."""
+        return Vision(**msgspec.structs.asdict(self))
+
+
 class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a trace has found about one model."""
 
@@ -82,6 +114,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Choices that it holds for: ``attention``, ``experts``, ``dtype`` …"""
     notes: tuple[str, ...] = ()
     """What was stood in for, or assumed."""
+    tower: Tower | None = None
+    """What its images take, besides the phases."""
+    text_only: bool = False
+    """It could look at images, which are in neither."""
     seconds: float = 0.0
     """How long the tracing took."""
 

@@ -82,7 +82,8 @@ def _shares(result: Any, args: Any) -> bool:
 
 def id_of(tensor: torch.Tensor) -> int:
     """Of its storage, while that lives."""
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key
 
 
 def _meta(item: Any) -> bool:

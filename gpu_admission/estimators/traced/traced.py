@@ -16,21 +16,27 @@ from gpu_admission.estimators.features import Feature, feature
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.estimators.traced.peaks import Number, Phase, Trace, product_names, reader
 from gpu_admission.estimators.traced.saved import read_trace, write_trace
+from gpu_admission.estimators.vision import Vision
 from gpu_admission.request import RequestInfo
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Workload
+
+MARGIN: Final = 0.05
+"""For the allocator: of the published peaks of Qwen2.5 at 0.5B, 1.5B and 7B, none is above the trace
+by more than this from one prompt length to the next."""
 
 
 class Traced:
     """The highest live bytes of any phase of a model, by the sizes of the workload.
 
     Make one with ``transformers``, ``diffusers`` or ``of``, ``save`` it, and ``load`` it where it
-    serves. It counts every tensor that the model's code makes, and not its weights. What kernels
-    take inside themselves and what the allocator loses can't be seen: ``margin`` is a share put on
-    top for that, ``constant`` bytes that were measured.
+    serves. It counts every tensor that the model's code makes or is given, and not its weights. What the
+    allocator loses to rounding and fragments, and what kernels take inside themselves, can't be seen:
+    ``margin`` is a share put on top for that, ``constant`` bytes that were measured. What libraries
+    take once, such as the workspace of cuBLAS, belongs to no request: measure the capacity after one.
     """
 
-    def __init__(self, trace: Trace, *, margin: float = 0.0, constant: int | str = 0) -> None:
+    def __init__(self, trace: Trace, *, margin: float = MARGIN, constant: int | str = 0) -> None:
         if not 0 <= margin <= 16:
             raise ValueError(f"margin must be between 0 and 16, got {margin!r}")
         self.trace = trace
@@ -38,8 +44,10 @@ class Traced:
         self.constant = parse_bytes(constant, name="constant")
         self._factor = 1 + margin
         self._plain = not margin and not self.constant
+        self._tower = trace.tower.vision() if trace.tower else None
+        readers = _readers(trace)
         self._phases = [
-            (i, p.new_tokens, p.prompt_logprobs, [_reader(name) for name in p.axes], reader(p))
+            (i, p.new_tokens, p.prompt_logprobs, [readers.get(n) or feature(n) for n in p.axes], reader(p))
             for i, p in enumerate(trace.phases)
         ]
         self._terms = [_terms(phase) for phase in trace.phases]
@@ -56,7 +64,9 @@ class Traced:
         sampling: Literal["greedy", "top_k", "top_p"] = "top_p",
         beams: int = 1,
         padded: bool = True,
-        margin: float = 0.0,
+        inputs: bool = True,
+        vision: Vision | Literal["config"] | None = "config",
+        margin: float = MARGIN,
     ) -> Traced:
         """A model of transformers, run by its own ``generate``: ``source`` is a config (a path, a
         ``dict``, an object) or a model.
@@ -67,9 +77,14 @@ class Traced:
         - ``sampling``: the most that requests may ask for; each keeps more copies of the logits.
         - ``beams``: the beam width that the server uses.
         - ``padded``: batches may hold prompts of different lengths, and then need masks.
+        - ``inputs``: the tensors that the model is given count too.
+        - ``vision``: of a language model that looks at images only the text is traced; this is what
+          its images add, by default read from its config. ``None``: the server takes no images.
 
         Raises ``ValueError`` for a config that it can't read, ``ImportError`` without transformers.
         """
+        if not (vision is None or vision == "config" or isinstance(vision, Vision)):
+            raise TypeError(f"vision must be a Vision, 'config' or None, got {vision!r}")
         choices = _maker("build").Choices(
             dtype=dtype,
             attention=_one_of("attention", attention, ("flash", "sdpa", "eager")),
@@ -77,8 +92,9 @@ class Traced:
             sampling=_one_of("sampling", sampling, ("greedy", "top_k", "top_p")),
             beams=beams,
             padded=padded,
+            inputs=inputs,
         )
-        return cls(_maker("transformers").trace(source, choices), margin=margin)
+        return cls(_maker("transformers").trace(source, choices, vision), margin=margin)
 
     @classmethod
     def diffusers(
@@ -89,15 +105,16 @@ class Traced:
         guidance: bool = True,
         tiling: bool = False,
         slicing: bool = False,
+        inputs: bool = True,
         device: Literal["cuda", "cpu"] = "cuda",
-        margin: float = 0.0,
+        margin: float = MARGIN,
     ) -> Traced:
         """A denoiser and a VAE of diffusers: ``source`` is a pipeline, its folder, ``{"unet": config,
         "vae": config}``, or one such config.
 
         - ``guidance``: each picture is denoised with and without its prompt, as two rows.
         - ``tiling``, ``slicing``: as enabled on the VAE.
-        - ``device``: see ``of``.
+        - ``inputs``, ``device``: see ``of``.
 
         Raises ``ValueError`` for a class of denoiser that has no ready-made inputs.
         """
@@ -107,6 +124,7 @@ class Traced:
             dtype=dtype,
             tiling=tiling,
             slicing=slicing,
+            inputs=inputs,
             device=_one_of("device", device, ("cuda", "cpu")),
         )
         return cls(trace, margin=margin)
@@ -119,18 +137,20 @@ class Traced:
         *,
         axes: Mapping[str, Any] | None = None,
         name: str = "model",
-        inputs: bool = False,
+        inputs: bool = True,
         device: Literal["cuda", "cpu"] = "cuda",
-        margin: float = 0.0,
+        margin: float = MARGIN,
     ) -> Traced:
         """Any ``torch.nn.Module``: ``make_model()`` makes it, ``call(**sizes)`` its inputs.
 
         The parameters of ``call`` are the sizes that count, by their names in a workload:
         ``lambda sequences, width, height: torch.zeros(sequences, 3, height, width)``. It returns a
-        tensor, a ``tuple`` of arguments, or a ``dict`` of keyword arguments. ``axes`` says more of a
-        size: ``{"width": Axis("width", degree=1, unit=32)}``. With ``inputs`` the tensors that
-        ``call`` makes are counted too. On a ``device`` of ``"cpu"`` a convolution also holds a copy of
-        its weights; what cuDNN holds can't be known without the card.
+        tensor, a ``tuple`` of arguments, or a ``dict`` of keyword arguments.
+
+        - ``axes``: more of a size, ``{"width": Axis("width", degree=1, unit=32)}``.
+        - ``inputs``: the tensors that ``call`` makes count too, as they do where they lie on the device.
+        - ``device``: on a ``"cpu"`` a convolution also holds a copy of its weights and its input; what
+          cuDNN holds can't be known without the card.
         """
         trace = _maker("modules").trace(
             make_model,
@@ -143,7 +163,7 @@ class Traced:
         return cls(trace, margin=margin)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, margin: float = 0.0, constant: int | str = 0) -> Traced:
+    def load(cls, path: str | os.PathLike[str], *, margin: float = MARGIN, constant: int | str = 0) -> Traced:
         """What ``save`` has written. Needs no torch. Raises ``ValueError`` for another file."""
         return cls(read_trace(path), margin=margin, constant=constant)
 
@@ -159,14 +179,18 @@ class Traced:
         try:
             size, phase, place, powers = self._highest(workload)
             parts = {name: ceil(c * powers[i]) for name, i, c in self._terms[phase][place]}
+            if workload.images:
+                size += self._images(workload, parts)
         except (OverflowError, ValueError):  # a size that no float holds, or NaN
             return Estimate(MAX_BYTES, None, "device", {"out of range": MAX_BYTES}, assumed(workload))
         notes = self._notes[phase]
         if workload.defaulted:
             notes += assumed(workload)
+        if workload.images and self.trace.text_only:
+            notes += ("images are not counted: only the text of the model was traced",)
         if self._plain:
             return Estimate(clamp(size), None, "device", parts, notes)
-        charged = clamp((size + self.constant) * self._factor)
+        charged = clamp((min(size, MAX_BYTES) + self.constant) * self._factor)
         parts["constant and margin"] = charged - ceil(size)
         return Estimate(charged, None, "device", parts, notes)
 
@@ -183,6 +207,13 @@ class Traced:
         if found is None:
             raise LookupError("the trace has no phase that is always there")
         return found  # type: ignore[no-any-return]
+
+    def _images(self, workload: Workload, parts: dict[str, int]) -> int:
+        """What its images take: ``generate`` repeats them for each row."""
+        if self._tower is None:
+            return 0
+        parts["images"] = size = self._tower.estimate(workload).bytes * _sequences(workload)
+        return size
 
     def explain(self, workload: Workload) -> str:
         """The terms of the peak and the bytes of every phase, as text."""
@@ -213,15 +244,19 @@ def _sequences(workload: Workload) -> int:
     return workload.sequences if workload.sequences > 1 else 1
 
 
-_READERS: Final[Mapping[str, Feature]] = {
-    "rows": _rows,
-    "sequences": _sequences,
-    "tokens": lambda workload: workload.prompt_tokens + workload.new_tokens,
-}
+def _readers(trace: Trace) -> Mapping[str, Feature]:
+    """Features that are read in another way than elsewhere."""
+    beams = int(trace.settings.get("beams", "1"))
+    return {
+        "rows": _rows,
+        "sequences": _sequences if beams == 1 else lambda workload: _beamed(workload, beams),
+        "tokens": lambda workload: workload.prompt_tokens + workload.new_tokens,
+    }
 
 
-def _reader(name: str) -> Feature:
-    return _READERS.get(name) or feature(name)
+def _beamed(workload: Workload, beams: int) -> int:
+    """Rows where the server searches with ``beams``, whether the request asked for them or not."""
+    return -(-_sequences(workload) * beams // min(max(workload.beams, 1), beams))
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> str:

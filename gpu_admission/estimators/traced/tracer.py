@@ -31,7 +31,7 @@ def cpu_workspace(func: Any, args: tuple[Any, ...]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in copied)
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Live bytes after each operator, by phase; the storages in ``known`` are not counted.
 
     It counts tensors on ``device`` only. What kernels allocate inside themselves it can't see:
@@ -46,7 +46,7 @@ class Tracer(TorchDispatchMode):
         answers: Answers,
         workspace: Workspace | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.phase = ""
         """Where samples go; none are kept while it is empty."""
@@ -57,13 +57,21 @@ class Tracer(TorchDispatchMode):
         self._answers = answers
         self._workspace = workspace
         self._storages: dict[int, Any] = {}
-        for tensor in known:
-            self.ignore(tensor)
+        self.ignore(known)
 
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """Don't count the storage of ``tensor``."""
-        storage = tensor.untyped_storage()
-        self._storages[storage._cdata] = storage
+    def ignore(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Don't count the storages of ``tensors``."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            self._storages[storage._cdata] = storage
+
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count the storages of ``tensors``, which were there before, until the end."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._storages:
+                self.live += storage.nbytes()
+                self._storages[storage._cdata] = storage
 
     @property
     def peak(self) -> int:

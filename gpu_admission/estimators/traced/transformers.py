@@ -10,20 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal, cast
 
 import torch
 import transformers
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gpu_admission.estimators.traced.answers import Answers
-from gpu_admission.estimators.traced.build import Built, Choices, build, quietly
+from gpu_admission.estimators.traced.build import AttentionKind, Built, Choices, build, quietly
 from gpu_admission.estimators.traced.configs import longest, windows
 from gpu_admission.estimators.traced.grid import Axis, Group, PhaseOf, Sizes, trace_groups
-from gpu_admission.estimators.traced.peaks import Trace
+from gpu_admission.estimators.traced.peaks import Tower, Trace
 from gpu_admission.estimators.traced.remembered import Remembered
 from gpu_admission.estimators.traced.standins import FlashAttention, FusedAttention
 from gpu_admission.estimators.traced.tracer import Places, Record, Tracer
+from gpu_admission.estimators.vision import Vision
 
 _PHASES: Final[Mapping[str, Sequence[str]]] = {
     "causal": ("prefill", "first step", "decode"),
@@ -43,12 +44,13 @@ _SAMPLING: Final[Mapping[str, Mapping[str, Any]]] = {
 _LOGPROBS: Final = "prompt logprobs"
 
 
-def trace(source: Any, choices: Choices) -> Trace:
+def trace(source: Any, choices: Choices, vision: Vision | Literal["config"] | None) -> Trace:
     """Trace a configuration, its path, or a model of transformers. Raises ``ValueError``."""
     started = time.perf_counter()
     run = _run(source, choices)
     built = run.built
-    found, check = trace_groups(_groups(run))
+    tower = _tower(built, vision)
+    found, check = trace_groups(list(_groups(run)))
     return Trace(
         model=f"{built.config.model_type} ({built.kind})",
         phases=found,
@@ -58,12 +60,33 @@ def trace(source: Any, choices: Choices) -> Trace:
             "attention": built.attention,
             "experts": choices.experts,
             "sampling": choices.sampling,
+            "beams": str(choices.beams),
             "transformers": transformers.__version__,
             "torch": str(torch.__version__),
         },
         notes=tuple(sorted(built.notes | run.notes)),
+        tower=tower,
+        text_only=built.kind == "vision-language" and tower is None,
         seconds=round(time.perf_counter() - started, 1),
     )
+
+
+def _tower(built: Built, vision: Vision | Literal["config"] | None) -> Tower | None:
+    """What images take before the prompt is read, of which only the text is traced."""
+    if isinstance(vision, Vision):
+        return Tower.of(vision)
+    if vision is None or built.kind != "vision-language":
+        return None
+    dtype, attention = str(built.dtype).removeprefix("torch."), cast("AttentionKind", built.attention)
+    try:
+        found = Vision.from_config(built.config.to_dict(), dtype=dtype, attention=attention)
+    except ValueError as error:
+        raise ValueError(
+            f"what images take can't be read from the config of {built.config.model_type} ({error}): "
+            "give vision=Vision(...), or vision=None where the server takes no images"
+        ) from None
+    built.notes.add("only the text was traced: images are estimated by the formula of Vision")
+    return Tower.of(found)
 
 
 def _run(source: Any, choices: Choices) -> Run:
@@ -79,9 +102,7 @@ def _run(source: Any, choices: Choices) -> Run:
 def _groups(run: Run) -> Iterator[Group]:
     """The axes of this kind of model, and the workload's names for the sizes of each phase."""
     built, choices = run.built, run.choices
-    rows = Axis(
-        "sequences", 1, choices.beams, least=choices.beams, breaks=(choices.beams,) if choices.padded else ()
-    )
+    rows = _rows(choices.beams, choices)
     each = {"sequences": ("sequences", 0)}
     written = Axis("new_tokens", 1, unit=8)
     if built.kind == "speech":
@@ -94,11 +115,16 @@ def _groups(run: Run) -> Iterator[Group]:
     length = Axis("prompt_tokens", 2, *_points(run), breaks=breaks)
     read = each | {"prompt_tokens": ("prompt_tokens", 0)}
     if built.kind == "encoder":
-        return iter([Group((rows, length), (PhaseOf("encode", read),), run.forward)])
+        return iter([Group((_rows(1, choices), length), (PhaseOf("encode", read),), run.forward)])
     if built.kind == "encoder-decoder":
         wrote = PhaseOf("decode", read | {"new_tokens": ("new_tokens", _WRITTEN)})
         return iter([Group((rows, length, written), (PhaseOf("encode", read), wrote), run.generate)])
     return _causal_groups(rows, length, run)
+
+
+def _rows(each: int, choices: Choices) -> Axis:
+    """Rows, of which a prompt has ``each``; from the second prompt on there is padding."""
+    return Axis("sequences", 1, each, whole=True, least=each, breaks=(each,) if choices.padded else ())
 
 
 def _causal_groups(rows: Axis, length: Axis, run: Run) -> Iterator[Group]:
@@ -137,7 +163,6 @@ class Run:
 
     def __init__(self, built: Built, choices: Choices) -> None:
         self.notes: set[str] = set()
-        self.least = choices.beams
         self.built = built
         self.choices = choices
         self._flash = FlashAttention()
@@ -153,14 +178,16 @@ class Run:
     def small(self, tokens: int) -> Mapping[str, Record]:
         """A run at few tokens."""
         call = self.forward if self.built.kind == "encoder" else self.generate
-        sizes = {"sequences": self.least, "prompt_tokens": tokens}
+        rows = 1 if self.built.kind == "encoder" else self.choices.beams
+        sizes = {"sequences": rows, "prompt_tokens": tokens}
         return call(sizes | ({"new_tokens": 8} if self.built.kind == "encoder-decoder" else {}))
 
     def generate(self, sizes: Sizes) -> Mapping[str, Record]:
         """The phases of ``generate``."""
         key = tuple(sorted(sizes.items()))
         if key not in self._generated:
-            self._generated[key] = self._traced(sizes, self._generate)
+            prompts = sizes["sequences"] // self.choices.beams
+            self._generated[key] = self._traced(sizes | {"sequences": prompts}, self._generate)
         return self._generated[key]
 
     def forward(self, sizes: Sizes) -> Mapping[str, Record]:
@@ -170,10 +197,11 @@ class Run:
     def _traced(
         self, sizes: Sizes, call: Callable[[dict[str, torch.Tensor], Tracer], None]
     ) -> Mapping[str, Record]:
-        padded = self.choices.padded and sizes["sequences"] > self.least
+        padded = self.choices.padded and sizes["sequences"] > 1
         answers = Answers(padded=padded, routing=True, remembered=self._remembered)
         inputs = self._inputs(sizes)
-        tracer = Tracer([*self._known, *inputs.values()], device="meta", answers=answers)
+        tracer = Tracer(self._known, device="meta", answers=answers)
+        (tracer.hold if self.choices.inputs else tracer.ignore)(inputs.values())
         with ExitStack() as stack:
             for scope in (
                 quietly(),
@@ -201,6 +229,7 @@ class Run:
             max_new_tokens=_FORWARDS,
             num_beams=self.choices.beams,
             pad_token_id=0,
+            decoder_start_token_id=0,
             eos_token_id=None,
             use_cache=True,
             **_SAMPLING[self.choices.sampling],
@@ -213,7 +242,7 @@ class Run:
             generate(model, **inputs, generation_config=config)
 
     def _inputs(self, sizes: Sizes) -> dict[str, torch.Tensor]:
-        rows = sizes["sequences"] // self.least
+        rows = sizes["sequences"]
         config, kind = self.built.config, self.built.kind
         if self.built.input == "input_ids":
             ids = torch.zeros((rows, sizes["prompt_tokens"]), dtype=torch.long, device="meta")

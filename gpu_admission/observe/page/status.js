@@ -3,6 +3,7 @@
 (() => {
   const MEANINGS = {
     too_large: "needs more than can ever be free",
+    body_too_complex: "its body has more than max_json_values values",
     body_too_large: "its body is above max_body_bytes",
     queue_full: "max_waiting requests waited already",
     budget_unreachable: "the shared budget did not answer",

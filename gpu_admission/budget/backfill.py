@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpu_admission.budget.lanes import LaneState
-from gpu_admission.budget.small import SmallSizes
+from gpu_admission.budget.recentsizes import SmallSizes
 from gpu_admission.budget.ticket import Ticket
 
 

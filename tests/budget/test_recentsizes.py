@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_admission.budget.small import SmallSizes, smallest
+from gpu_admission.budget.recentsizes import SmallSizes, smallest
 
 
 def test_up_to_a_part_of_the_head_is_small() -> None:

@@ -1,0 +1,48 @@
+"""What a lease has to hold while blocks of code inside its request ask for bytes too.
+
+Owns the arithmetic, as a tree: the request's own size at the root, a share for each block inside
+it. Pure: when a size takes effect, and whether it fits, is ``ending``'s business.
+"""
+
+from __future__ import annotations
+
+
+class Share:
+    """One claim of ``size`` bytes on a lease, and the claims ``inside`` it."""
+
+    __slots__ = ("_around", "inside", "is_open", "size")
+
+    def __init__(self, size: int, around: Share | None = None) -> None:
+        self.size = size
+        self.inside: list[Share] = []
+        self.is_open = True
+        self._around = around
+
+    @property
+    def bytes(self) -> int:
+        """The larger of both: of its own size, and of any claim inside it.
+
+        Of a closed one, what is still inside it has outlived it: those share nothing any more.
+        """
+        inside = [share.bytes for share in self.inside]
+        return max(self.size, *inside, 0) if self.is_open else sum(inside)
+
+    def open(self, size: int) -> Share:
+        """A claim inside this one."""
+        share = Share(size, self)
+        self.inside.append(share)
+        return share
+
+    def close(self) -> None:
+        """End it; it is forgotten once nothing inside it is left."""
+        self.is_open = False
+        share = self
+        while share._around is not None and not (share.is_open or share.inside):
+            share._around.inside.remove(share)
+            share = share._around
+
+    def cut(self, size: int) -> None:
+        """Let no claim be above ``size``."""
+        self.size = min(self.size, size)
+        for share in self.inside:
+            share.cut(size)
