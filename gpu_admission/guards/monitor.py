@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from gpu_admission.devices.capacity import confirmed, reusable_cache
+from gpu_admission.devices.capacity import confirmed
 from gpu_admission.guards.device import DeviceGuard
+from gpu_admission.guards.use import resident_of, use_of
 from gpu_admission.guards.verdict import Verdict, is_news
 from gpu_admission.guards.watched import Kind, Watched
 from gpu_admission.runtime import clock
@@ -50,11 +51,9 @@ class Limited(Protocol):
 
     def held_here(self, device: int) -> int:
         """How much of it leases of this process hold."""
-        ...
 
     def taken_by_others(self, device: int) -> int:
         """What leases of other processes really take there, as these have measured it."""
-        ...
 
     def allow(
         self,
@@ -210,13 +209,9 @@ class Monitor:
         )
 
     def _resident(self, index: int, reading: DeviceReading) -> int | None:
-        """What stays on device ``index``, where leases of other processes are in the ``reading`` too."""
         own = None if self.readings is None else self.readings.own(index)
         _, held = self._ledger.held(index)
-        here = self._ledger.held_here(index)
-        if own is None or held == here:
-            return None
-        return max(0, own - (reusable_cache(reading) or 0) - here)
+        return resident_of(own, reading, held=held, here=self._ledger.held_here(index))
 
     # watching
 
@@ -306,19 +301,8 @@ class Monitor:
         return watched.ask(latest, blank, watched.take_outcomes(), now)
 
     def use(self) -> tuple[Sequence[int], Sequence[int]]:
-        """For each device the bytes that this process holds besides its leases, and what these take.
-
-        Empty where none of that is measured. Asks no driver and takes no lock.
-        """
-        pairs = [self._use(index) for index in range(len(self._watched))]
-        return tuple(stays for stays, _ in pairs), tuple(taken for _, taken in pairs)
-
-    def _use(self, index: int) -> tuple[int, int]:
-        measured = self._watched[index].measured
-        if measured is None or measured.baseline.resident is None or self.readings is None:
-            return 0, 0
-        stays = measured.baseline.resident
-        return stays, max(0, (self.readings.own(index) or 0) - stays)
+        """For each device the bytes that this process holds besides its leases, and what these take."""
+        return use_of(self._watched, self.readings)
 
     # what holds
 
