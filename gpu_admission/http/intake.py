@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 
 from gpu_admission.admission import Admission
-from gpu_admission.admission.buffered import BufferedBytes, Copies
+from gpu_admission.admission.buffered import Copies
 from gpu_admission.admission.context import SCOPE_KEY, enter_block
 from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
@@ -24,15 +24,12 @@ from gpu_admission.http.charge import ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.clamp import clamp, clamped_body
 from gpu_admission.http.headers import deadline, has_no_body, of_the_body
 from gpu_admission.http.request_id import name_request
-from gpu_admission.http.unpack import unpack
+from gpu_admission.http.unpack import is_short, unpack
 from gpu_admission.request import RequestInfo
 from gpu_admission.rules.metering import Rule
 from gpu_admission.runtime.failure import log_failure
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Receive, Scope
-
-UNPACKED_HERE = 64 * 1024
-"""A short body that unpacks to at most this much is read like one that was never packed."""
 
 
 class AsksForNothing(Exception):
@@ -236,7 +233,7 @@ class Intake:
         """
         size = self.body.size
         if packed and size:
-            if size <= SMALL_BYTES and _is_short(self.body, packed, self.admission.buffer):
+            if size <= SMALL_BYTES and is_short(self.body.content(), packed, self.admission.buffer):
                 return self._decided()
             size = self.admission.settings.max_body_bytes  # which it may unpack to
         elif not is_large(size, self.info.dialect):
@@ -394,15 +391,3 @@ def _key(flow: Any) -> Any:
     except TypeError:
         return ""
     return "" if flow is None else flow
-
-
-def _is_short(body: Body, packed: Sequence[str], buffer: BufferedBytes) -> bool:
-    """Whether it unpacks to so little that the event loop may wait for it, or does not unpack at all."""
-    try:
-        with Copies(buffer) as copies:
-            unpack(body.content(), packed, UNPACKED_HERE, copies)
-    except UnreadableBody:
-        return True
-    except Rejected:
-        return False
-    return True

@@ -11,10 +11,12 @@ import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from gpu_admission.admission.buffered import Copies
+from gpu_admission.admission.buffered import BufferedBytes, Copies
 from gpu_admission.errors import Rejected, TooLarge, UnreadableBody
 from gpu_admission.sizes import format_bytes
 
+UNPACKED_HERE = 64 * 1024
+"""A short body that unpacks to at most this much is read like one that was never packed."""
 _STEP = 256 * 1024
 _DEEPEST = 3
 
@@ -157,3 +159,15 @@ def _package(name: str, encoding: str) -> Any:
         raise UnreadableBody(
             f"a body with Content-Encoding {encoding!r} can't be unpacked: package {name} is missing"
         ) from None
+
+
+def is_short(content: bytes, packed: Sequence[str], buffer: BufferedBytes) -> bool:
+    """Whether it unpacks to so little that the event loop may wait for it, or does not unpack at all."""
+    try:
+        with Copies(buffer) as copies:
+            unpack(content, packed, UNPACKED_HERE, copies)
+    except UnreadableBody:
+        return True
+    except Rejected:
+        return False
+    return True

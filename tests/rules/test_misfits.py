@@ -71,7 +71,7 @@ def test_what_may_fit_or_can_not_be_known_starts(settings: dict[str, Any]) -> No
 def test_a_formula_is_asked_about_the_smallest_request() -> None:
     formula = Formula(Estimate(1))
     Admission(**STRICT, estimator=formula)
-    assert formula.asked == [Workload(prompt_tokens=1, new_tokens=1)]
+    assert formula.asked == [Workload(prompt_tokens=1, new_tokens=1, width=8, height=8)]
 
 
 def test_without_strict_it_is_said_when_work_begins(caplog: pytest.LogCaptureFixture) -> None:
