@@ -21,6 +21,8 @@ COMMANDS: Final = {
     "calibrate": ("gpu_admission.planning.calibrate_command", "measure what requests take, and fit it"),
     "replay": ("gpu_admission.planning.replay_command", "compare ways to let recorded requests in"),
     "demo": ("gpu_admission.demo.command", "replay real traffic with and without a budget of bytes"),
+    "budget": ("gpu_admission.shared.command", "who holds what of a shared budget, and how to step in"),
+    "hold": ("gpu_admission.serving.hold_command", "run a command while it holds bytes of a shared budget"),
     "trace": (
         "gpu_admission.estimators.traced.command",
         "find what a model's requests take, from its own code",

@@ -250,6 +250,27 @@ class DeviceSnapshot(msgspec.Struct, frozen=True):
     """Closed for good: only a restart of the process mends it."""
 
 
+class MemberSnapshot(msgspec.Struct, frozen=True):
+    """One process of a shared budget; bytes, counts and seconds."""
+
+    name: str
+    """What ``gpu-admission budget evict`` calls it."""
+    pid: int
+    host: str
+    age: float
+    """Since it joined."""
+    silent: float
+    """Since it last said anything."""
+    bytes: int
+    running: int
+    waiting: int
+    resident: tuple[int, ...]
+    """Bytes that it holds on each device besides its leases, where that is measured."""
+    is_self: bool
+    is_dead: bool
+    """It was declared dead, and its bytes rest before others get them."""
+
+
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything at one instant; bytes, counts and seconds."""
 
@@ -277,6 +298,13 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """``admitted`` and ``disconnected`` since start, and each refusal by its reason."""
     last_success: float | None = None
     """Seconds since a lease last ended well; ``None`` = none has yet."""
+    shared: str | None = None
+    """How the budget is called that several processes share: all figures but ``counts``,
+    ``buffered_bytes`` and ``last_success`` are of all of them."""
+    members: tuple[MemberSnapshot, ...] = ()
+    """These processes; empty where the budget is this process's own."""
+    away: str | None = None
+    """Why the shared budget can't be reached just now."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""

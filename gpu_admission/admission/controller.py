@@ -13,22 +13,22 @@ from functools import partial
 from typing import Any, TypeVar, Unpack, overload
 
 from gpu_admission.admission.block import LeaseContext
+from gpu_admission.admission.budgets import budget_of, usable
 from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.admission.ending import Endings
 from gpu_admission.admission.entrance import Asked, Entrance
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.feedback import bind
 from gpu_admission.admission.lease import Lease
-from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.profiler import Profiler
 from gpu_admission.admission.refusals import Refusals
 from gpu_admission.admission.report import Report, report
 from gpu_admission.admission.shadow import ShadowSummary
 from gpu_admission.admission.snapshots import queue_of, snapshot_of
 from gpu_admission.admission.startup import Startup
+from gpu_admission.admission.twins import twins
 from gpu_admission.admission.waiting import wake
 from gpu_admission.bodies.share import StepShare
-from gpu_admission.budget.ledger import Ledger
 from gpu_admission.guards.monitor import Monitor, given_devices
 from gpu_admission.runtime.fork import in_child
 from gpu_admission.runtime.loop import Home
@@ -60,6 +60,8 @@ class Admission:
         self._capacity = settings.capacity
         self._make()
         in_child(self._make_anew)
+        if settings.shared is None and settings.devices and self.mode == "enforce":
+            twins().add(self, settings.name, settings.devices)
         if settings.strict:
             self.startup.check_sizes()
         for each in self.metering.estimators():
@@ -72,7 +74,9 @@ class Admission:
         settings = self.settings
         devices = given_devices(settings)
         home = Home()
-        self.locked = LockedLedger(self._ledger(max(1, len(devices))), partial(wake, home))
+        self.locked = budget_of(
+            settings, self._capacity, max(1, len(devices)), partial(wake, home), lambda: self.monitor.use()
+        )
         self.buffer = BufferedBytes(settings.max_buffered_bytes)
         self.share = StepShare()
         self.monitor = Monitor(settings, devices, self.locked)
@@ -89,27 +93,6 @@ class Admission:
         """In a forked process: nothing is held or waits here, and each measures for itself."""
         self.endings.disown()
         self._make()
-
-    def _ledger(self, devices: int) -> Ledger:
-        settings = self.settings
-        per_flow = settings.max_waiting_per_flow
-        if per_flow is None and settings.flow is not None:
-            per_flow = max(1, settings.max_waiting // 2)
-        capacity = self._usable(self._capacity) if isinstance(self._capacity, int) else 0
-        return Ledger(
-            [capacity] * devices,
-            lanes=settings.lanes,
-            max_waiting=settings.max_waiting,
-            max_waiting_per_flow=per_flow,
-            max_running=settings.max_running,
-            max_bypass=settings.max_bypass,
-            max_bypass_wait=settings.max_bypass_wait,
-            placement=settings.placement,
-        )
-
-    def _usable(self, capacity: int) -> int:
-        margin = self.settings.margin or 0.0
-        return int(capacity * self.settings.overcommit * (1 - margin))
 
     def _own_observers(self) -> Sequence[Observer]:
         """What the settings ask for by name."""
@@ -183,6 +166,7 @@ class Admission:
     def resize(self, capacity: int | str) -> None:
         """Change the capacity (bytes, per device). Leases stay; those that can no longer fit are refused.
 
+        That of a shared budget changes for all its processes.
         May be called from any thread, and from a signal handler.
         """
         size = parse_bytes(capacity, name="capacity")
@@ -190,19 +174,24 @@ class Admission:
             raise ValueError("capacity must be above 0 bytes; to stop admitting, call drain()")
         self._capacity = size
         self.monitor.fix_capacity()
-        self.locked.turn.take(partial(self.locked.resize, self._usable(size)))
+        self.locked.turn.take(partial(self.locked.resize, usable(self.settings, size)))
 
     def drain(self) -> None:
         """Admit nothing from now on, and refuse all who wait (503 ``draining``). Leases run on.
 
+        Of a shared budget this is for this process; ``gpu-admission budget drain`` is for all.
         May be called from any thread, and from a signal handler.
         """
         self.locked.turn.take(self.locked.drain)
 
     async def aclose(self) -> None:
-        """Drain, and stop what runs in the background. Open leases end by themselves."""
+        """Drain, leave a shared budget, and stop what runs in the background.
+
+        Open leases end by themselves; their bytes stay counted until then.
+        """
         self.drain()
         self.startup.stop()
+        await self.locked.leave()
 
     # what there is to see
 

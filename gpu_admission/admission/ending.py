@@ -13,10 +13,10 @@ from typing import Any
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.feedback import Feedback
 from gpu_admission.admission.lease import Kind, Lease
-from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.refusals import Refusals
+from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.shares import Share
-from gpu_admission.budget.ticket import ENDED, GRANTED
+from gpu_admission.budget.ticket import GRANTED, NEW
 from gpu_admission.errors import Rejected
 from gpu_admission.guards.exceptions import classify
 from gpu_admission.guards.monitor import Monitor
@@ -35,14 +35,13 @@ class Endings:
         self,
         admission: object,
         settings: Settings,
-        locked: LockedLedger,
+        locked: Budget,
         monitor: Monitor,
         events: Events,
         refusals: Refusals,
     ) -> None:
         self.admission = admission
         self.settings = settings
-        self.lanes = tuple(lane.name for lane in settings.lanes)
         self.turn = locked.turn
         self.succeeded_at: float | None = None
         """When a lease last ended well."""
@@ -51,6 +50,10 @@ class Endings:
         self._events = events
         self._refusals = refusals
         self._is_ours = True
+
+    @property
+    def lanes(self) -> Sequence[str]:
+        return self._locked.lane_names
 
     @property
     def devices(self) -> Sequence[Device]:
@@ -83,7 +86,7 @@ class Endings:
                 now = self._give_back(lease, turn)
         if outlived:
             self._resized(lease)
-        elif self._events.observers and lease.ticket.state is ENDED:  # else it was given in mode "off"
+        elif self._events.observers and lease.ticket.state is not NEW:  # else it was given in mode "off"
             self._events.of("released", lease, held=now - lease.ticket.granted_at)
         if turn.late:
             turn.catch_up()
@@ -113,18 +116,21 @@ class Endings:
     def resize(self, lease: Lease, size: int) -> None:
         """Hold ``size`` bytes from now on. Raises ``Rejected`` for growth that does not fit now."""
         ticket = lease.ticket
-        with self._locked as ledger:
+        with self._locked:
             if lease.ended:
                 raise RuntimeError("this lease has ended: it can't be resized")
-            grows = self.settings.mode == "enforce" and size > ticket.bytes
-            if grows and not ledger.can_grow(ticket, size):
-                rejected = self._refusals.no_room(size)
-                self._refusals.complete(rejected, size)
-                raise rejected
+            grows = self._grows(lease, size)
+            if not grows:
+                self._hold(lease, size)
+        # Not inside the turn: a shared budget has to hear from others first.
+        if grows and not self._locked.grow(ticket, size):
+            rejected = self._refusals.no_room(size)
+            self._refusals.complete(rejected, size)
+            raise rejected
+        with self._locked:
             if lease.share is not None:
                 lease.share.cut(size)
                 lease.share.size = size
-            self._hold(lease, size)
         self._resized(lease)
 
     def open_share(self, lease: Lease, size: int, around: Share | None) -> Share:
@@ -137,12 +143,13 @@ class Endings:
                 lease.share = root = Share(lease.ticket.bytes)
             share = (around or root).open(size)
             before, after = lease.ticket.bytes, root.bytes
-            try:
-                self._check_growth(lease, after)
-            except Rejected:
+            grows = self._grows(lease, after)
+            if not grows:
+                self._hold(lease, after)
+        if grows and not self._locked.grow(lease.ticket, after):
+            with self._locked:
                 share.close()
-                raise
-            self._hold(lease, after)
+            raise self._no_growth(lease, after)
         if after != before:
             self._resized(lease)
         return share
@@ -177,19 +184,22 @@ class Endings:
             self._hold(lease, root.bytes)
         return True
 
-    def _check_growth(self, lease: Lease, size: int) -> None:
-        ticket, ledger = lease.ticket, self._locked.ledger
-        if self.settings.mode != "enforce" or size <= ticket.bytes or ledger.can_grow(ticket, size):
-            return
-        if size > ledger.largest(ticket.lane):
-            raise self._refusals.too_large(size, ticket.lane)
-        raise self._refusals.no_room(size)
+    def _grows(self, lease: Lease, size: int) -> bool:
+        """Whether it has to be asked if ``size`` bytes may be held."""
+        return self.settings.mode == "enforce" and size > lease.ticket.bytes
+
+    def _no_growth(self, lease: Lease, size: int) -> Rejected:
+        lane = lease.ticket.lane
+        if size > self._locked.ledger.largest(lane):
+            return self._refusals.too_large(size, lane)
+        return self._refusals.no_room(size)
 
     def _hold(self, lease: Lease, size: int) -> None:
         ticket = lease.ticket
         if ticket.state is GRANTED:
             self._locked.change(ticket, size)
-        ticket.bytes = size
+        else:
+            ticket.bytes = size
 
     def _resized(self, lease: Lease) -> None:
         if self._events.observers and lease.ticket.state is GRANTED:
@@ -197,8 +207,8 @@ class Endings:
 
     def teach(self, lease: Lease, estimator: Any, info: RequestInfo) -> None:
         """Have ``estimator`` told at the end of ``lease`` what it really took."""
-        with self._locked as ledger:
-            lease.feedback = Feedback(estimator, info, lease.estimate, ledger)
+        with self._locked:
+            lease.feedback = Feedback(estimator, info, lease.estimate, self._locked)
 
     def report_outcome(self, outcome: Outcome, device: int = 0) -> None:
         """Tell the guards of a device how work on it ended; leases do so by themselves."""

@@ -15,13 +15,13 @@ import anyio.to_thread
 from gpu_admission.admission.context import Holder, holder_of, innermost, nesting_lease
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.lease import Issuer, Lease
-from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.refusals import Refusals
+from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.shadow import Shadow
 from gpu_admission.admission.snapshots import place_of
 from gpu_admission.admission.startup import Startup
 from gpu_admission.admission.waiting import Deadline, Gone, Waiting
-from gpu_admission.budget.ticket import GRANTED, Ticket
+from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import Rejected
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.runtime.loop import Home, running_asyncio, running_loop
@@ -51,7 +51,7 @@ class Entrance:
     def __init__(
         self,
         settings: Settings,
-        locked: LockedLedger,
+        locked: Budget,
         home: Home,
         monitor: Monitor,
         issuer: Issuer,
@@ -79,7 +79,7 @@ class Entrance:
         if running_asyncio() is not self._home.loop:
             self._come_home()
         ledger = self._locked.ledger
-        if ledger.closed:
+        if self._locked.is_closed:
             raise self._refusals.draining()
         if self._monitor.closed is not None:
             raise self._refusals.closed(self._monitor.closed)
@@ -108,16 +108,18 @@ class Entrance:
         if running_asyncio() is not self._home.loop:
             self._come_home()
         monitor, events = self._monitor, self._events
+        if not self._locked.is_joined:
+            await self._locked.join()
+            self._startup.start()
         if not monitor.is_measured:
             await self.measure()
         if monitor.closed is not None:
             raise self._refusals.closed(monitor.closed)
         ticket = Ticket(estimate.bytes, lane, flow)
-        self._locked.ask(ticket)
-        if ticket.state is not GRANTED:
+        if not self._locked.ask(ticket):
             if queued is not None:
                 queued(ticket)
-            await self._waiting.wait(ticket, timeout, deadline, gone)
+            await self._waiting.wait(ticket, lane, timeout, deadline, gone)
         events.counts["admitted"] += 1
         lease = Lease(self.issuer, ticket, estimate, route)
         if events.observers:
@@ -137,6 +139,7 @@ class Entrance:
         """A lease that is always given: recorded in ``shadow`` mode, not even counted in ``off``."""
         if self._mode == "off":
             return Lease(self.issuer, ticket, estimate, route)
+        self._locked.join_aside()
         if not self._monitor.is_measured:
             self._monitor.measure_aside()
         self._startup.start()

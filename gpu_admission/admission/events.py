@@ -70,7 +70,7 @@ class Events:
             kind=kind,
             at=clock.monotonic(),
             route=lease.route,
-            lane=self._lanes[ticket.lane],
+            lane=lease.lane,
             reason=reason,
             bytes=ticket.bytes,
             waited=lease.waited,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpu_admission.budget.ledger import Ledger
+from gpu_admission.admission.seam import Budget
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import Estimate
@@ -23,11 +23,11 @@ class Feedback:
     request holds its bytes by now, and must neither fail nor keep them by it.
     """
 
-    def __init__(self, estimator: Any, info: RequestInfo, estimate: Estimate, ledger: Ledger) -> None:
+    def __init__(self, estimator: Any, info: RequestInfo, estimate: Estimate, budget: Budget) -> None:
         self._estimator = estimator
         self._estimate = estimate
-        self._ledger = ledger
-        self._grants = ledger.grants
+        self._budget = budget
+        self._grants = budget.ledger.grants
         self._meter: Any = None
         self._before = 0
         self._fails = False
@@ -39,7 +39,7 @@ class Feedback:
     def _begin(self, info: RequestInfo) -> None:
         self._route = self._estimator.route_of(info)
         meter = self._estimator.meter
-        if meter and self._ledger.running == 1:
+        if meter and self._budget.ledger.running == 1:
             self._before = meter.start()
             self._meter = meter
 
@@ -58,7 +58,7 @@ class Feedback:
         log_failure(f"{name!r} could not learn what a request took: it failed", error, "nothing is learned")
 
     def _end(self, peak: int | None, outcome: str) -> None:
-        if peak is None and self._meter and self._ledger.grants == self._grants:
+        if peak is None and self._meter and self._budget.ledger.grants == self._grants:
             # Nothing started beside it: what the device saw was this request's.
             peak = self._meter.peak() - self._before
         if outcome == "oom" and hasattr(self._estimator, "ran_out"):

@@ -8,14 +8,14 @@ same face: its changes may take effect only when they have come back through its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from gpu_admission.admission.seam import Woken
 from gpu_admission.budget.ledger import Ledger
-from gpu_admission.budget.ticket import Ticket
+from gpu_admission.budget.ticket import GRANTED, Ticket
 from gpu_admission.runtime import clock
 from gpu_admission.runtime.turn import Turn
-
-Woken = Callable[[Sequence[Ticket]], object]
+from gpu_admission.types import MemberSnapshot
 
 
 class LockedLedger:
@@ -26,10 +26,18 @@ class LockedLedger:
     thread, with those that a change has granted or refused: it may only schedule.
     """
 
-    __slots__ = ("_woken", "ledger", "turn")
+    __slots__ = ("_woken", "lane_names", "ledger", "turn")
+
+    is_joined = True
+    """Whether there is nothing left to do before a request may be asked for."""
+    away: str | None = None
+    """Why the budget can't be reached just now."""
+    where: str | None = None
+    """How the budget is called that several processes share."""
 
     def __init__(self, ledger: Ledger, woken: Woken) -> None:
         self.ledger = ledger
+        self.lane_names: Sequence[str] = tuple(state.lane.name for state in ledger.lanes)
         self.turn = Turn()
         self._woken = woken
 
@@ -44,10 +52,33 @@ class LockedLedger:
         """The ledger's time."""
         return clock.monotonic()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is let in any more: drained."""
+        return self.ledger.closed
+
+    def catch_up(self) -> None:
+        """There are no others."""
+
+    def members(self) -> tuple[MemberSnapshot, ...]:
+        """The processes that share it, and what each of them holds."""
+        return ()
+
+    # its life
+
+    async def join(self) -> None:
+        """Begin to take part, where several processes share it."""
+
+    def join_aside(self) -> None:
+        """The same without waiting for it."""
+
+    async def leave(self) -> None:
+        """Take part no more, once the last lease has ended."""
+
     # one ticket
 
-    def ask(self, ticket: Ticket) -> None:
-        """Have ``ticket`` granted, refused or put into the queue: see its state."""
+    def ask(self, ticket: Ticket) -> bool:
+        """Have ``ticket`` granted, refused or put into the queue: see its state. Whether it starts now."""
         turn = self.turn
         with turn.lock:
             turn.depth += 1
@@ -59,6 +90,11 @@ class LockedLedger:
                 turn.depth -= 1
         if turn.late:
             turn.catch_up()
+        return ticket.state is GRANTED
+
+    async def may_start(self, ticket: Ticket) -> bool:
+        """Whether the work of a granted ``ticket`` may begin now, after it has waited."""
+        return ticket.state is GRANTED
 
     def release(self, ticket: Ticket) -> None:
         """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
@@ -82,6 +118,20 @@ class LockedLedger:
         """Make a held ticket ``size`` bytes large, whether that fits or not."""
         with self.turn:
             self._woken(self.ledger.change(ticket, size, self.now()))
+
+    def grow(self, ticket: Ticket, size: int) -> bool:
+        """The same where it fits now; whether it did."""
+        with self.turn:
+            if ticket.state is not GRANTED or not self.ledger.can_grow(ticket, size):
+                return False
+            self._woken(self.ledger.change(ticket, size, self.now()))
+            return True
+
+    def held_here(self, device: int) -> int:
+        return self.ledger.accounts[device].in_use
+
+    def taken_by_others(self, device: int) -> int:
+        return 0
 
     # the whole
 

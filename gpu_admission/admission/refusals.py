@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 
-from gpu_admission.admission.locked import LockedLedger
+from gpu_admission.admission.seam import Budget
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import QueueFull, QueueTimeout, Rejected, TooLarge, Unavailable
 from gpu_admission.guards.verdict import Verdict
@@ -37,15 +37,17 @@ def retry_after(forecast: float | None, otherwise: float) -> int:
 class Refusals:
     """Refusals of one admission."""
 
-    def __init__(self, settings: Settings, locked: LockedLedger) -> None:
+    def __init__(self, settings: Settings, locked: Budget) -> None:
         self._settings = settings
         self._locked = locked
 
     def why_not(self, ticket: Ticket, closed: Verdict | None, trying: Verdict | None) -> Rejected:
         """Why the ledger has refused ``ticket``, where guards say ``closed``, or ``trying``."""
         with self._locked as ledger:
-            if ledger.closed:
+            if self._locked.is_closed:
                 return self.draining()
+            if self._locked.away:
+                return self.unreachable()
             if closed is not None:
                 return self.closed(closed)
             if ticket.bytes > ledger.largest(ticket.lane):
@@ -55,7 +57,17 @@ class Refusals:
             return self.queue_full(ticket.lane, of_flow=not ledger.is_full(ticket.lane))
 
     def draining(self) -> Rejected:
+        where = self._locked.where
+        if where is not None and self._locked.ledger.closed:
+            return Unavailable("draining", f"the shared budget {where} was drained, for all processes")
         return Unavailable("draining", "the server is shutting down: drain() was called")
+
+    def unreachable(self) -> Rejected:
+        """The budget that several processes share did not answer."""
+        why = self._locked.away or f"the shared budget {self._locked.where} did not answer"
+        return Unavailable(
+            "budget_unreachable", f"{why} (shared=, shared_fallback={self._settings.shared_fallback:g})"
+        )
 
     def closed(self, verdict: Verdict) -> Rejected:
         rejected = Unavailable(
@@ -75,7 +87,7 @@ class Refusals:
     def too_large(self, needed: int, lane: int) -> Rejected:
         ledger = self._locked.ledger
         largest = ledger.largest(lane)
-        name = self._settings.lanes[lane].name
+        name = ledger.lanes[lane].lane.name
         capacity = max(account.capacity for account in ledger.accounts)
         which = "capacity" if largest == capacity else f"lane {name!r}: limit"
         return TooLarge(
@@ -117,6 +129,8 @@ class Refusals:
         )
 
     def no_room(self, needed: int) -> Rejected:
+        if self._locked.away:
+            return self.unreachable()
         return QueueFull(
             "queue_full",
             f"growing to {format_bytes(needed)} does not fit now, and growing never waits",

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.lease import Issuer, Lease
-from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.refusals import Refusals
+from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.waiting import Waiting
-from gpu_admission.budget.ticket import GRANTED, WAITING, Ticket
+from gpu_admission.budget.ticket import NEW, WAITING, Ticket
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
@@ -34,7 +34,7 @@ class Shadow:
     def __init__(
         self,
         issuer: Issuer,
-        locked: LockedLedger,
+        locked: Budget,
         monitor: Monitor,
         events: Events,
         refusals: Refusals,
@@ -49,11 +49,11 @@ class Shadow:
 
     def lease(self, ticket: Ticket, estimate: Estimate, route: str) -> Lease:
         """The lease on ``ticket``, which is held whether it fits or not."""
-        locked = self._locked
+        locked, lane = self._locked, ticket.lane
         with locked:
-            locked.ask(ticket)
-            would = "" if ticket.state is GRANTED else self._would(ticket)
-            if ticket.state is not GRANTED:
+            starts = locked.ask(ticket)
+            would = "" if starts else self._would(ticket, lane)
+            if not starts:
                 locked.release(ticket)
                 locked.force(ticket)
         self._events.counts["admitted"] += 1
@@ -68,17 +68,25 @@ class Shadow:
                 raise
         return lease
 
-    def _would(self, ticket: Ticket) -> str:
+    def _would(self, ticket: Ticket, lane: int) -> str:
         """What a request that did not start at once would have come to: ``waited``, or a reason."""
         monitor = self._monitor
         if not monitor.is_measured:
             return ""
+        if ticket.state is NEW:
+            return self._guess(ticket)
         if ticket.state is not WAITING or monitor.closed is not None:
             return self._refusals.why_not(ticket, monitor.closed, monitor.trying).reason
         with self._locked as ledger:
             forecast = ledger.forecast_of(ticket, self._locked.now())
-        longest, _ = self._waiting.patience(ticket.lane, None, None)
+        longest, _ = self._waiting.patience(lane, None, None)
         return "queue_timeout" if longest == 0 or (forecast or 0.0) > longest else "waited"
+
+    def _guess(self, ticket: Ticket) -> str:
+        """The same where a shared budget has not answered yet."""
+        with self._locked as ledger:
+            starts = not ledger.waiting and ticket.bytes <= ledger.available
+        return "" if starts else "waited"
 
 
 class _Watched(Protocol):

@@ -6,15 +6,16 @@ import heapq
 from collections.abc import Mapping
 from typing import Any
 
-from gpu_admission.admission.locked import LockedLedger
+from gpu_admission.admission.seam import Budget
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import WAITING, Ticket
 from gpu_admission.guards.monitor import Monitor
+from gpu_admission.runtime import clock
 from gpu_admission.types import DeviceSnapshot, LaneSnapshot, Place, Snapshot, Waiting
 
 
 def snapshot_of(
-    locked: LockedLedger,
+    locked: Budget,
     monitor: Monitor,
     *,
     mode: str,
@@ -23,6 +24,7 @@ def snapshot_of(
     succeeded_at: float | None,
 ) -> Snapshot:
     """The snapshot of what ``locked`` and ``monitor`` say now; the rest as given."""
+    members = locked.members()
     with locked as ledger:
         now = locked.now()
         lowered = monitor.closed or monitor.lowered()
@@ -36,19 +38,23 @@ def snapshot_of(
             buffered_bytes=buffered,
             peak=ledger.peak,
             ceiling=sum(account.limit for account in ledger.accounts),
-            closed_by="drain" if ledger.closed else lowered.guard if lowered else None,
-            draining=ledger.closed,
+            closed_by="drain" if locked.is_closed else lowered.guard if lowered else None,
+            draining=locked.is_closed,
             mode=mode,
             forecast=ledger.forecast(ledger.usual, now),
             lanes=_lanes(ledger),
-            devices=tuple(_device(ledger, monitor, index, now) for index in range(len(ledger.accounts))),
+            devices=_devices(ledger, monitor),
             counts=dict(counts),
             last_success=None if succeeded_at is None else now - succeeded_at,
+            shared=locked.where,
+            members=members,
+            away=locked.away,
         )
 
 
-def queue_of(locked: LockedLedger, most: int) -> tuple[Waiting, ...]:
+def queue_of(locked: Budget, most: int) -> tuple[Waiting, ...]:
     """The first ``most`` of those who wait, by priority of their lane, then by arrival."""
+    locked.catch_up()
     with locked as ledger:
         now = locked.now()
         line: Any = (
@@ -66,8 +72,9 @@ def queue_of(locked: LockedLedger, most: int) -> tuple[Waiting, ...]:
         return tuple(waiting)
 
 
-def place_of(locked: LockedLedger, ticket: Ticket) -> Place | None:
+def place_of(locked: Budget, ticket: Ticket) -> Place | None:
     """Where ``ticket`` is in the order of ``queue_of``; ``None``: it does not wait."""
+    locked.catch_up()
     with locked as ledger:
         if ticket.state is not WAITING:
             return None
@@ -91,10 +98,16 @@ def _lanes(ledger: Ledger) -> tuple[LaneSnapshot, ...]:
     )
 
 
-def _device(ledger: Ledger, monitor: Monitor, index: int, now: float) -> DeviceSnapshot:
+def _devices(ledger: Ledger, monitor: Monitor) -> tuple[DeviceSnapshot, ...]:
+    # Others may have put other settings into force, with more devices than this process has.
+    count = min(len(ledger.accounts), len(monitor.names))
+    return tuple(_device(ledger, monitor, index) for index in range(count))
+
+
+def _device(ledger: Ledger, monitor: Monitor, index: int) -> DeviceSnapshot:
     account = ledger.accounts[index]
     verdict = monitor.verdict(index)
-    reading, age = monitor.reading(index, now)
+    reading, age = monitor.reading(index, clock.monotonic())
     return DeviceSnapshot(
         name=monitor.names[index],
         capacity=account.capacity,

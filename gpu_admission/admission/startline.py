@@ -7,12 +7,14 @@ only its name.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.settings import Settings
+from gpu_admission.shared.redisaddress import parse
 from gpu_admission.sizes import format_bytes
 
 _ALWAYS = ("mode", "estimator", "timeout", "max_waiting", "max_body_bytes", "routes", "methods")
@@ -51,6 +53,8 @@ def _on(capacity: int, devices: Sequence[str]) -> str:
 def _word(name: str, value: Any) -> str:
     if name in _SIZES and value is not None:
         return format_bytes(value).replace(" ", "")
+    if name == "shared":
+        return _place(value)
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_word(name, each)}" for key, each in value.items()) + "}"
     if isinstance(value, (set, frozenset)):
@@ -64,6 +68,13 @@ def _word(name: str, value: Any) -> str:
     if isinstance(value, float):
         return "unlimited" if value == math.inf else f"{value:g}"
     return _name(value)
+
+
+def _place(shared: Any) -> str:
+    """Where a shared budget is; an address without its password."""
+    if isinstance(shared, str) and "://" in shared:
+        return parse(shared).where
+    return str(shared) if isinstance(shared, (str, os.PathLike)) else type(shared).__name__
 
 
 def _name(value: Any) -> str:

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from gpu_admission.admission.events import Events
-from gpu_admission.admission.locked import LockedLedger
+from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.startline import start_line
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.rules.metering import Metering
@@ -29,7 +29,7 @@ class Startup:
         self,
         settings: Settings,
         metering: Metering,
-        locked: LockedLedger,
+        locked: Budget,
         monitor: Monitor,
         events: Events,
     ) -> None:
@@ -48,6 +48,7 @@ class Startup:
         """
         is_on = self._settings.mode != "off"
         if is_on:
+            await self._locked.join()
             await anyio.to_thread.run_sync(self._monitor.measure)
         self.start()
         if self._settings.strict and is_on:
@@ -58,6 +59,8 @@ class Startup:
     def start(self) -> None:
         """Work begins: said once, at the server's startup or else at the first request."""
         if self._started or not self._monitor.is_measured:
+            return
+        if not self._locked.is_joined and self._settings.mode != "off":
             return
         self._started = True
         if self._settings.mode != "off":

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 
-from gpu_admission.admission.locked import LockedLedger
 from gpu_admission.admission.refusals import Refusals
-from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
+from gpu_admission.admission.seam import Budget
+from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, State, Ticket
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.runtime.loop import Home
@@ -20,6 +20,9 @@ from gpu_admission.settings import Settings
 
 Deadline = Callable[[], float | None]
 Gone = Callable[[], Awaitable[None]]
+_ROUND_TRIP = 1.0
+"""Seconds that a shared budget has to answer, where ``timeout`` is less: else 0 could never start."""
+_LOOK_AGAIN = 0.25
 
 
 class Waiter:
@@ -36,9 +39,9 @@ class Waiter:
         self.left = False
         """Its client has gone."""
 
-    async def sleep(self, seconds: float, gone: Gone | None) -> None:
+    async def sleep(self, until: float, gone: Gone | None) -> None:
         """Until it is woken, ``gone`` has returned, or its time is up."""
-        self.scope.deadline = anyio.current_time() + seconds
+        self.scope.deadline = until
         with self.scope:
             await (anyio.sleep_forever() if gone is None else gone())
             self.left = True
@@ -54,9 +57,7 @@ def wake(home: Home, tickets: Sequence[Ticket]) -> None:
 class Waiting:
     """The waits of one admission."""
 
-    def __init__(
-        self, settings: Settings, locked: LockedLedger, monitor: Monitor, refusals: Refusals
-    ) -> None:
+    def __init__(self, settings: Settings, locked: Budget, monitor: Monitor, refusals: Refusals) -> None:
         self._settings = settings
         self._locked = locked
         self._monitor = monitor
@@ -76,52 +77,70 @@ class Waiting:
         return longest, setting
 
     async def wait(
-        self, ticket: Ticket, timeout: float | None, deadline: Deadline | None, gone: Gone | None
+        self, ticket: Ticket, lane: int, timeout: float | None, deadline: Deadline | None, gone: Gone | None
     ) -> None:
         """Return when ``ticket`` is granted. Otherwise raises, and it has left the queue.
 
         ``Rejected`` for one that was refused or waited as long as it may, ``ClientLeft`` after
         ``gone`` has returned.
         """
-        waiter = self._line_up(ticket)
-        if waiter is None:
-            if ticket.state is GRANTED:
-                return
+        if ticket.state is REFUSED:
             raise self._why_not(ticket)
         try:
-            longest, setting = self.patience(ticket.lane, timeout, deadline)
-            self._refuse_early(ticket, longest, setting)
-            await waiter.sleep(longest, gone)
+            longest, setting = self.patience(lane, timeout, deadline)
+            starts = await self._line_up(ticket, longest, setting, gone)
         except BaseException:
             # Cancelled from outside, perhaps in the very turn of the loop in which it was
             # granted: those bytes go to the next, or they would stay held for ever.
             self._locked.release(ticket)
             raise
-        # Granted while its time ran out, in one turn of the loop: it has its bytes.
-        if ticket.state is not GRANTED or waiter.left:
-            raise self._given_up(ticket, waiter, longest, setting)
+        if not starts:
+            raise self._given_up(ticket, longest, setting)
 
-    def _line_up(self, ticket: Ticket) -> Waiter | None:
-        """What ``ticket`` waits with; ``None`` where it is granted or refused."""
-        if ticket.state is REFUSED:
-            return None
+    async def _line_up(self, ticket: Ticket, longest: float, setting: str, gone: Gone | None) -> bool:
+        """Whether it starts: else it was refused, or its time is up. It may be in the queue still."""
+        begun = anyio.current_time()
+        is_new_here = True
+        while True:
+            state = ticket.state
+            if state is GRANTED and await self._locked.may_start(ticket):
+                return True
+            if state is REFUSED or (state is not GRANTED and self._locked.is_closed):
+                return False
+            if state is WAITING and is_new_here:
+                is_new_here = False
+                self._refuse_early(ticket, longest, setting)
+            waiter = self._waiter_of(ticket, state)
+            if waiter is None:
+                continue
+            until = begun + max(longest, _ROUND_TRIP if state is NEW else 0.0)
+            # A grant that may not be used yet, because the log is away, is looked at again by and by.
+            look = anyio.current_time() + _LOOK_AGAIN if state is GRANTED else until
+            await waiter.sleep(min(until, look), gone)
+            if waiter.left:
+                raise ClientLeft("the client left while it waited")
+            if ticket.state is state and anyio.current_time() >= until:
+                return False
+
+    def _waiter_of(self, ticket: Ticket, state: State) -> Waiter | None:
+        """What ``ticket`` waits with; ``None`` where its ``state`` is another by now."""
         waiter = Waiter()
         with self._locked:
             # Another thread may have granted it since it was asked for, when there was nothing
             # to wake yet; from here on whoever grants it finds the waiter.
-            if ticket.state is GRANTED or ticket.state is REFUSED:
+            if ticket.state is not state:
                 return None
             ticket.waiter = waiter
         return waiter
 
-    def _given_up(self, ticket: Ticket, waiter: Waiter, longest: float, setting: str) -> Exception:
+    def _given_up(self, ticket: Ticket, longest: float, setting: str) -> Rejected:
         """Why it goes without its bytes; from here on it is out of the queue."""
-        was_refused = ticket.state is REFUSED
+        state = ticket.state
         self._locked.release(ticket)
-        if waiter.left:
-            return ClientLeft("the client left while it waited")
-        if was_refused:
+        if state is REFUSED or self._locked.is_closed:
             rejected = self._why_not(ticket)
+        elif state is not WAITING or self._locked.away:
+            rejected = self._refusals.unreachable()
         else:
             rejected = self._refusals.timed_out(ticket.bytes, longest, setting)
         rejected.waited = self._locked.now() - ticket.arrived

@@ -54,6 +54,15 @@ def reusable_cache(reading: DeviceReading) -> int | None:
     return max(0, reading.reserved - reading.allocated)
 
 
+def counting(reading: DeviceReading, more: int) -> DeviceReading:
+    """``reading`` with ``more`` bytes counted as ours: those of leases of other processes."""
+    if not more:
+        return reading
+    fields = {name: getattr(reading, name) for name in ("ours", "reserved", "allocated")}
+    told = {name: value + more for name, value in fields.items() if value is not None}
+    return msgspec.structs.replace(reading, **told)
+
+
 def free_bytes(reading: DeviceReading) -> int | None:
     """What the device has left for everyone."""
     if reading.free is not None:
@@ -74,14 +83,15 @@ def find_baseline(reading: DeviceReading, *, resident: int | None = None) -> Bas
         return None
     held = reading.held or 0
     used = max(0, reading.total - free - held)
-    own, source = _own(reading)
+    own, source = own_bytes(reading)
     if own is None:
         return Baseline(used)
     stays = own - (reusable_cache(reading) or 0) - held if resident is None else resident
     return Baseline(used, max(0, stays), source)
 
 
-def _own(reading: DeviceReading) -> tuple[int | None, Literal["ours", "reserved"] | None]:
+def own_bytes(reading: DeviceReading) -> tuple[int | None, Literal["ours", "reserved"] | None]:
+    """What is ours, and the field of ``reading`` that tells it."""
     if reading.ours is not None:
         return reading.ours, "ours"
     if reading.reserved is not None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from gpu_admission.devices.capacity import counting, own_bytes
 from gpu_admission.devices.plausible import plausible
 from gpu_admission.types import Device, DeviceReading
 
@@ -29,7 +30,8 @@ class Readings:
     A look that has not ended after ``limit`` seconds is a miss: the last good reading stays,
     with its age and an ``error``. ``leases(index) -> (capacity, held)`` is asked before and
     after each look and written into the reading. ``on_reading(index)`` is called after each
-    look, in the ticking thread. ``keep`` readings of each device are kept.
+    look, in the ticking thread. ``others(index)`` are bytes that leases of other processes take:
+    they are added to what is ours. ``keep`` readings of each device are kept.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Readings:
         on_reading: Callable[[int], object] = lambda index: None,
         *,
         leases: Callable[[int], tuple[int | None, int | None]] = lambda index: (None, None),
+        others: Callable[[int], int] = lambda index: 0,
         every: float = 0.5,
         limit: float = 5.0,
         keep: int = 32,
@@ -50,6 +53,8 @@ class Readings:
         self._devices = tuple(devices)
         self._on_reading = on_reading
         self._leases = leases
+        self._others = others
+        self._added = [0] * len(self._devices)
         self._every = every
         self._limit = limit
         self._clock = clock
@@ -92,6 +97,12 @@ class Readings:
         """Readings of device ``index``, oldest first; empty before the first look."""
         return self._history[index]
 
+    def own(self, index: int) -> int | None:
+        """Bytes of this process on device ``index`` by the last reading; ``None`` = not told."""
+        latest = self._history[index]
+        owned = own_bytes(latest[-1])[0] if latest else None
+        return None if owned is None else max(0, owned - self._added[index])
+
     def step(self) -> None:
         """Look at every device once, for at most ``limit`` seconds; blocks, so call it in a thread."""
         if self._pid != os.getpid():
@@ -124,8 +135,11 @@ class Readings:
             *history, last = history
             faults = reading.faults or last.faults
             reading = msgspec.structs.replace(last, error=reading.error, faults=faults)
-        elif not reading.taken_at:
-            reading = msgspec.structs.replace(reading, taken_at=now)
+        else:
+            self._added[index] = self._others(index)
+            reading = counting(reading, self._added[index])
+            if not reading.taken_at:
+                reading = msgspec.structs.replace(reading, taken_at=now)
         capacity, held = self._leases(index)
         if held_before is not None and held is not None:
             # A lease that ended during the look may still be inside what was read.

@@ -20,6 +20,7 @@ import msgspec
 
 from gpu_admission.devices.capacity import confirmed
 from gpu_admission.guards.device import DeviceGuard
+from gpu_admission.guards.use import resident_of, use_of
 from gpu_admission.guards.verdict import Verdict, is_news
 from gpu_admission.guards.watched import Kind, Watched
 from gpu_admission.runtime import clock
@@ -47,6 +48,12 @@ class Limited(Protocol):
     def held(self, device: int) -> tuple[int, int]:
         """What ``device`` has in all, and how much of it leases hold."""
         ...
+
+    def held_here(self, device: int) -> int:
+        """How much of it leases of this process hold."""
+
+    def taken_by_others(self, device: int) -> int:
+        """What leases of other processes really take there, as these have measured it."""
 
     def allow(
         self,
@@ -95,7 +102,9 @@ class Monitor:
         if devices:
             from gpu_admission.devices import Readings
 
-            self.readings = Readings(devices, self.review, leases=self._ledger.held)
+            self.readings = Readings(
+                devices, self.review, leases=self._ledger.held, others=self._ledger.taken_by_others
+            )
 
     def _name(self) -> None:
         """What devices are called is known once drivers were asked for a reading; from then on it stays."""
@@ -173,7 +182,7 @@ class Monitor:
         try:
             if self._missing:
                 raise ValueError(self._missing)
-            measured = self._measure_one(watched.device, reading)
+            measured = self._measure_one(index, reading)
         except ValueError as error:
             logger.log(logging.DEBUG if watched.failure else logging.ERROR, "%s", error)
             watched.failure = str(error)
@@ -182,10 +191,10 @@ class Monitor:
         watched.begin(measured, overcommit)
         self._enforce(index, Verdict(), int(measured.bytes * overcommit))
 
-    def _measure_one(self, device: Device, reading: DeviceReading) -> Capacity:
+    def _measure_one(self, index: int, reading: DeviceReading) -> Capacity:
         from gpu_admission.devices import measure
 
-        settings = self._settings
+        settings, device = self._settings, self._watched[index].device
         begun = (watched.device for watched in self._watched if watched.begun)
         twin = next((other for other in begun if other.key == device.key), None)
         if twin is not None:
@@ -196,7 +205,13 @@ class Monitor:
             share=_share(settings.capacity),
             reserve=settings.reserve,
             margin=0.1 if settings.margin is None else settings.margin,
+            resident=self._resident(index, reading),
         )
+
+    def _resident(self, index: int, reading: DeviceReading) -> int | None:
+        own = None if self.readings is None else self.readings.own(index)
+        _, held = self._ledger.held(index)
+        return resident_of(own, reading, held=held, here=self._ledger.held_here(index))
 
     # watching
 
@@ -284,6 +299,10 @@ class Monitor:
             latest = (*latest[:-1], msgspec.structs.replace(latest[-1], capacity=capacity))
         blank = DeviceReading(capacity=capacity, held=held, taken_at=now)
         return watched.ask(latest, blank, watched.take_outcomes(), now)
+
+    def use(self) -> tuple[Sequence[int], Sequence[int]]:
+        """For each device the bytes that this process holds besides its leases, and what these take."""
+        return use_of(self._watched, self.readings)
 
     # what holds
 

@@ -21,7 +21,7 @@ def started_with(admission: Admission, send: Send) -> Send:
     What can't be served stops the startup under ``strict=True``: the server is told why, and the
     app's own lifespan is ended by the same ``ValueError``, raised where it reported for duty.
     """
-    if not admission.monitor.is_needed:
+    if not admission.monitor.is_needed and admission.locked.is_joined:
         admission.startup.start()
         return send
     return _Starting(admission, send)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from gpu_admission.observe.backlog import Backlog
 from gpu_admission.observe.families import Families
+from gpu_admission.observe.speaker import running_here, speaks_for, without_totals
 from gpu_admission.types import DeviceSnapshot, Event
 
 if TYPE_CHECKING:
@@ -123,11 +124,13 @@ class Metrics:
 
     def _measure(self, admission: Admission) -> None:
         families, snapshot = self._families, admission.snapshot()
+        if not speaks_for(snapshot):
+            snapshot = without_totals(snapshot)
         for lane in snapshot.lanes:
             families.lane_in_use.labels(self._name, lane.name).set(lane.in_use)
             families.waiting.labels(self._name, lane.name).set(lane.waiting)
             families.waiting_bytes.labels(self._name, lane.name).set(lane.waiting_bytes)
-        families.running.labels(self._name).set(snapshot.running)
+        families.running.labels(self._name).set(running_here(snapshot))
         families.buffered.labels(self._name).set(snapshot.buffered_bytes)
         if not admission.monitor.is_measured:
             # Devices get their names by then: a series under another one would stay.

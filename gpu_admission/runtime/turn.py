@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from gpu_admission.runtime.failure import log_failure
 from gpu_admission.runtime.fork import in_child
@@ -25,13 +26,16 @@ class Turn:
 
     __slots__ = ("__weakref__", "_catching_up", "depth", "late", "lock")
 
-    def __init__(self) -> None:
+    def __init__(self, lock: Any = None) -> None:
         self._make()
+        if lock is not None:
+            self.lock = lock
         in_child(self._make)
 
     def _make(self) -> None:
         """At first, and in a forked process: there the lock may be held by a thread that is not there."""
         self.lock = threading.RLock()
+        """Its own, or one that it has in common with others: then it must be reentrant."""
         self.depth = 0
         """Turns in turns. Under the lock, above 0 means: by this very thread."""
         self.late: deque[Callable[[], object]] = deque()

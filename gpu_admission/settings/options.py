@@ -6,6 +6,7 @@ table is made from them. Checked values are ``Settings``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, TypeAlias, TypedDict
 
@@ -15,6 +16,7 @@ from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.placement import Placement
 from gpu_admission.errors import Rejected
 from gpu_admission.request import Dialect, Estimator, RequestInfo
+from gpu_admission.shared.protocol import Log
 from gpu_admission.types import Device, Guard, Observer
 
 Size: TypeAlias = int | str
@@ -147,5 +149,15 @@ class Options(TypedDict, total=False):
     """Say the time in the queue in a ``Server-Timing`` header. Default: False."""
     profile: int
     """Trace this many of the next admitted requests with ``torch.profiler``. Default: 0."""
+    shared: str | os.PathLike[str] | Log | None
+    """One budget for all processes that name the same place: a folder such as ``"/dev/shm/gpu0"`` for
+    those of one host, ``"redis://host/0?name=gpu0"`` for those of several, or a log of your own.
+    Default: each process has its own."""
+    shared_fallback: float
+    """Share of each device's capacity, from 0 to below 1, that this process may grant by itself while the
+    shared budget can't be reached. Default: 0."""
+    lease_ttl: float
+    """Seconds without a sign of life after which a process that shares a budget over Redis is taken for
+    dead, and its bytes go to others. Default: 10."""
     name: str
     """Tells budgets apart in metrics and logs. Default: default."""

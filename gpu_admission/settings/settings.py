@@ -104,6 +104,13 @@ def _placement(name: str, value: Any) -> Placement:
     raise ValueError(f"placement must be a callable or one of {known}, got {value!r}")
 
 
+def _lease_ttl(name: str, value: Any) -> float:
+    """Below a second a busy machine would look dead; what is endless would never give bytes back."""
+    if not 1 <= checks.number(name, value) < math.inf:
+        raise ValueError(f"{name} must be 1 second or more, and finite, got {value!r}")
+    return float(value)
+
+
 def _status(name: str, value: Any) -> int:
     if isinstance(value, bool) or value not in range(400, 600):
         raise ValueError(f"{name} must be an HTTP error status or None, got {value!r}")
@@ -167,6 +174,9 @@ class Settings:
     clamp_new_tokens: bool = _setting(checks.flag, False)
     server_timing: bool = _setting(checks.flag, False)
     profile: int = _setting(checks.count(0), 0)
+    shared: Any = _setting(_as_it_is, None)
+    shared_fallback: float = _setting(checks.share, 0.0)
+    lease_ttl: float = _setting(_lease_ttl, 10.0)
     name: str = _setting(checks.text, "default")
 
     @classmethod
@@ -184,6 +194,11 @@ class Settings:
         for each in fields(self):
             checked = each.metadata["check"](each.name, getattr(self, each.name))
             object.__setattr__(self, each.name, checked)
+        if self.shared is not None and self.placement not in POLICIES.values():
+            raise ValueError(
+                "placement: processes that share a budget must decide alike: with shared it is one of "
+                f"{', '.join(map(repr, POLICIES))}"
+            )
 
     def metering(self) -> Metering:
         return Metering(

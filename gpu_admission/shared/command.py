@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from gpu_admission.shared import dump
 from gpu_admission.shared.opening import open_log
@@ -19,8 +18,9 @@ from gpu_admission.shared.operations import Drain, Gone, Operation, encode
 from gpu_admission.shared.process import new_name, process_of
 from gpu_admission.shared.protocol import Entry, Log
 from gpu_admission.shared.replica import Replica
-from gpu_admission.shared.views import MemberView, view_members
+from gpu_admission.shared.views import view_members
 from gpu_admission.sizes import format_bytes
+from gpu_admission.types import MemberSnapshot
 
 _WITHIN = 5.0
 
@@ -51,7 +51,7 @@ class Onlooker:
     def came_back(self) -> None:
         self.away = None
 
-    def members(self) -> tuple[MemberView, ...]:
+    def members(self) -> tuple[MemberSnapshot, ...]:
         self.log.catch_up()
         with self._lock:
             return view_members(self.replica, "", self.replica.at)
@@ -62,9 +62,15 @@ class Onlooker:
         self.log.wake({process_of(name) for name in self.replica.members.living})
 
 
-def add_parser(commands: Any) -> None:
-    """``budget`` with its actions."""
-    parser = commands.add_parser("budget", help="what a shared budget holds, and how to step in")
+def main(arguments: Sequence[str]) -> int:
+    """0 when done; 1 when the budget can't be reached, or has no such member."""
+    return run(_parser().parse_args(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpu-admission budget", description="What a shared budget holds, and how to step in."
+    )
     actions = parser.add_subparsers(dest="action", required=True)
     show = actions.add_parser("show", help="who holds what, now")
     drain = actions.add_parser("drain", help="admit nothing any more, in any process")
@@ -73,7 +79,7 @@ def add_parser(commands: Any) -> None:
     evict.add_argument("member", help="as show names it")
     for each in (show, drain, evict):
         each.add_argument("shared", help="the folder or redis:// address of the budget")
-    parser.set_defaults(run=run)
+    return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -110,7 +116,7 @@ def summary(replica: Replica) -> str:
     )
 
 
-def _line(member: MemberView) -> str:
+def _line(member: MemberSnapshot) -> str:
     dead = ", declared dead" if member.is_dead else ""
     return (
         f"{member.name}  pid {member.pid} on {member.host}  "

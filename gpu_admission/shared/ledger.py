@@ -12,11 +12,12 @@ from functools import partial
 from typing import Any
 
 import anyio
+import msgspec
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, Ticket
 from gpu_admission.runtime.loop import call_soon, running_loop
-from gpu_admission.shared.membership import LOOK_FOR_DEATHS, Membership, ask_for
+from gpu_admission.shared.membership import LOOK_FOR_DEATHS, Membership, Use, ask_for
 from gpu_admission.shared.operations import (
     Allow,
     Change,
@@ -28,11 +29,13 @@ from gpu_admission.shared.operations import (
     Terms,
     flow_key,
 )
+from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import Pulse, boot_seconds, new_name
 from gpu_admission.shared.protocol import Log, LogAway
 from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.terms import ledger_of
-from gpu_admission.shared.views import MemberView, view_members
+from gpu_admission.shared.views import view_members
+from gpu_admission.types import MemberSnapshot
 
 
 class SharedLedger:
@@ -55,7 +58,8 @@ class SharedLedger:
       more often, from any thread. Its state is ``ENDED`` when that has come back.
     - ``change``, ``grow``, ``allow``, ``resize``, ``refuse_all``, ``drain`` as in ``Ledger``.
 
-    ``resident()`` returns the bytes that this process holds on each device besides its leases.
+    ``use()`` returns, one for each device, the bytes that this process holds besides its leases,
+    and those that its leases really take.
     ``fallback``: the share of a device that this process may grant by itself while the log is
     away. Nothing here raises for a log that is away, but ``start`` and, when very much has
     piled up, what would add to it: ``LogAway``.
@@ -66,16 +70,15 @@ class SharedLedger:
         log: Log,
         terms: Terms,
         *,
-        woken: Callable[[Sequence[Ticket]], None] = lambda tickets: None,
-        resident: Callable[[], Sequence[int]] = tuple,
+        woken: Callable[[Sequence[Ticket]], object] = lambda tickets: None,
+        use: Callable[[], Use] = lambda: ((), ()),
         fallback: float = 0.0,
         clock: Callable[[], float] = boot_seconds,
         name: str | None = None,
     ) -> None:
         self.log = log
-        self.terms = terms
         self._member = member = Membership(
-            log, terms, woken=woken, resident=resident, clock=clock, name=name or new_name()
+            log, terms, woken=woken, use=use, clock=clock, name=name or new_name()
         )
         self._turn = member.turn
         self._own = member.own
@@ -109,6 +112,10 @@ class SharedLedger:
         self._leave()
 
     def _leave(self) -> None:
+        with self._turn:
+            if self.has_left:
+                return
+            self._member.has_left = True
         pulse, self._pulse = self._pulse, None
         if pulse is not None:
             pulse.stop()
@@ -119,6 +126,11 @@ class SharedLedger:
     def pulse(self) -> float:
         """Catch up, beat, look for deaths. Returns the seconds until it is due again."""
         return self._member.pulse()
+
+    @property
+    def terms(self) -> Terms:
+        """The settings that this process came with; others may be in force."""
+        return self._member.terms
 
     @property
     def has_left(self) -> bool:
@@ -150,11 +162,14 @@ class SharedLedger:
         self.ask(ticket)
         if ticket.state is NEW and self.away is None:
             await self._come_back(ticket)
-        if ticket.state is GRANTED and not self._may_start(ticket):
+        if ticket.state is GRANTED and not self.may_start(ticket):
             await self.start_work(ticket)
 
-    def ask(self, ticket: Ticket) -> None:
-        """The same without waiting for it to come back, which on a folder it has done at once."""
+    def ask(self, ticket: Ticket, *, came_back: Callable[[Ticket], object] | None = None) -> None:
+        """The same without waiting for it to come back, which on a folder it has done at once.
+
+        Where it has not, ``came_back`` is called when it has, or can't: as ``woken``.
+        """
         with self._turn:
             if self._leaving:
                 ticket.state = REFUSED
@@ -173,6 +188,8 @@ class SharedLedger:
             changed = self._member.changed
             if len(changed) == 1 and changed[0] is ticket:
                 changed.clear()  # the caller sees for itself
+            if ticket.state is NEW and came_back is not None and self.away is None:
+                self._own.when_back(number, partial(came_back, ticket))
             if ticket.state is WAITING and self.log.knows_deaths:
                 self._member.bury(LOOK_FOR_DEATHS)
 
@@ -194,7 +211,7 @@ class SharedLedger:
         A grant that is older than half a ``lease_ttl`` may have been given away meanwhile, if
         this process stood still: then the log is read first.
         """
-        if self._may_start(ticket):
+        if self.may_start(ticket):
             return True
         if ticket.state is not GRANTED or self.away is not None:
             return False
@@ -202,7 +219,7 @@ class SharedLedger:
             number = self._own.next_number()
             self._member.beat(number)
         await self._come_back_of(number)
-        return self._may_start(ticket)
+        return self.may_start(ticket)
 
     async def _come_back_of(self, number: int) -> None:
         event = anyio.Event()
@@ -212,7 +229,8 @@ class SharedLedger:
             self._own.when_back(number, partial(call_soon, running_loop(), event.set))
         await event.wait()
 
-    def _may_start(self, ticket: Ticket) -> bool:
+    def may_start(self, ticket: Ticket) -> bool:
+        """The same at once: ``False`` too where the log would have to be read first."""
         with self.lock:
             if ticket.started:
                 return True
@@ -235,6 +253,17 @@ class SharedLedger:
         self._own.alone[ticket.number] = ticket
         return True
 
+    def force(self, ticket: Ticket) -> None:
+        """Hold ``ticket`` whether it fits or not: for watching without deciding."""
+        with self._turn:
+            ticket.number = self._own.next_number()
+            ticket.state, ticket.device, ticket.started = GRANTED, 0, True
+            ticket.arrived = ticket.granted_at = self.now()
+            if ticket.flow is not None:
+                ticket.flow = flow_key(ticket.flow)
+            self._own.add(ticket)
+            self._member.adopt((ticket,))
+
     # ending and changing
 
     def release(self, ticket: Ticket) -> None:
@@ -246,8 +275,9 @@ class SharedLedger:
                 self._member.late.append(partial(self._release_now, ticket))
                 return
             self._release_now(ticket)
-        if self._leaving and not self._own:
-            self._leave()
+        if self._leaving and not self._own and not self.has_left:
+            # Whoever ends the last lease may be inside the lock, which leaving waits for.
+            threading.Thread(target=self._leave, name="gpu_admission.leave").start()
 
     def _release_now(self, ticket: Ticket) -> None:
         if ticket not in self._own:
@@ -260,8 +290,14 @@ class SharedLedger:
     def change(self, ticket: Ticket, size: int) -> None:
         """Make a held ticket ``size`` bytes large, whether that fits or not."""
         with self._turn:
-            if ticket in self._own:
-                self._member.append(Change(ticket.number, size))
+            if self._turn.depth > 1:
+                self._member.late.append(partial(self._change_now, ticket, size))
+            else:
+                self._change_now(ticket, size)
+
+    def _change_now(self, ticket: Ticket, size: int) -> None:
+        if ticket in self._own:
+            self._member.append(Change(ticket.number, size))
 
     def grow(self, ticket: Ticket, size: int, *, timeout: float = 1.0) -> bool:
         """The same only where it fits; waits in this thread until that has come back, and says so.
@@ -294,10 +330,14 @@ class SharedLedger:
         max_running: int | None = None,
     ) -> None:
         """What this process's guards say of ``device``: the lowest of all processes is in force."""
-        self._say(Allow(device, capacity, ceiling, max_running))
+        said = Allow(device, capacity, ceiling, max_running)
+        self._member.allowed[device] = said
+        self._say(said)
 
     def resize(self, capacities: Sequence[int]) -> None:
         """New capacities for all processes. Those that wait and can never fit now are refused."""
+        self._member.terms = msgspec.structs.replace(self._member.terms, capacities=tuple(capacities))
+        self._empty = ledger_of(self._member.terms)
         self._say(Resize(tuple(capacities)))
 
     def drain(self, closed: bool = True) -> None:
@@ -306,7 +346,12 @@ class SharedLedger:
 
     def _say(self, operation: Operation) -> None:
         with self._turn:
-            self._member.tell_all(operation)
+            if not self._member.has_begun or self.has_left:
+                return  # what lasts is said when it joins
+            if self._turn.depth > 1:  # from a collection of garbage, in the middle of another append
+                self._member.late.append(partial(self._member.tell_all, operation))
+            else:
+                self._member.tell_all(operation)
 
     # what there is to see
 
@@ -325,16 +370,27 @@ class SharedLedger:
         """The log's time now, about: what ``ledger``'s questions take for ``now``."""
         return self._member.now()
 
-    def members(self) -> tuple[MemberView, ...]:
-        """Which process holds what."""
+    def catch_up(self) -> None:
+        """Take in what is in the log already."""
         with self._turn:
-            self.log.catch_up()
+            if not self.has_left:
+                self.log.catch_up()
+
+    def members(self) -> tuple[MemberSnapshot, ...]:
+        """Which process holds what."""
+        self.catch_up()
+        with self._turn:
             return view_members(self.replica, self._member.outbox.member, self.now())
 
-    def resident(self, device: int) -> int:
-        """Bytes that all processes hold on ``device`` besides their leases."""
+    def taken_by_others(self, device: int) -> int:
+        """Bytes that the leases of all other processes really take there, as these say."""
         with self.lock:
-            return self.replica.members.resident(device)
+            return self.replica.members.taken(device, self._member.outbox.member)
+
+    @property
+    def own(self) -> OwnTickets:
+        """This process's tickets, to read under ``lock``."""
+        return self._own
 
     @property
     def settles_in(self) -> float:

@@ -32,6 +32,7 @@ class MemberDump(msgspec.Struct, array_like=True, frozen=True):
     last: float
     serial: int
     resident: tuple[int, ...]
+    taken: tuple[int, ...]
     allowed: dict[int, Allowed]
     terms: Terms | None
     until: float | None
@@ -50,6 +51,7 @@ class Member:
         "pid",
         "resident",
         "serial",
+        "taken",
         "terms",
         "tickets",
         "until",
@@ -65,6 +67,8 @@ class Member:
         self.tickets: dict[int, Ticket] = {}
         """Those that wait or hold bytes, by number."""
         self.resident: tuple[int, ...] = ()
+        self.taken: tuple[int, ...] = ()
+        """What its leases really take on each device, where that is measured."""
         self.allowed: dict[int, Allowed] = {}
         self.terms: Terms | None = None
         """The settings that it came with; others may be in force."""
@@ -82,6 +86,7 @@ class Member:
             self.last,
             self.serial,
             self.resident,
+            self.taken,
             self.allowed,
             self.terms,
             self.until,
@@ -91,6 +96,7 @@ class Member:
     def load(cls, said: MemberDump) -> Member:
         member = cls(said.name, said.pid, said.host, said.joined)
         member.last, member.serial, member.resident = said.last, said.serial, said.resident
+        member.taken = said.taken
         member.allowed, member.terms, member.until = dict(said.allowed), said.terms, said.until
         return member
 
@@ -144,3 +150,8 @@ class Members:
     def resident(self, device: int) -> int:
         """Bytes that all living processes hold on ``device`` besides their leases."""
         return sum(m.resident[device] for m in self.living.values() if device < len(m.resident))
+
+    def taken(self, device: int, besides: str) -> int:
+        """Bytes that the leases of all living processes but ``besides`` really take on ``device``."""
+        others = (m.taken for m in self.living.values() if m.name != besides)
+        return sum(taken[device] for taken in others if device < len(taken))

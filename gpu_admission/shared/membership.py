@@ -10,6 +10,9 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import msgspec
 
 from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared import dump
@@ -17,6 +20,7 @@ from gpu_admission.shared.operations import (
     MOST_OPERATIONS,
     RULES,
     Adopt,
+    Allow,
     Ask,
     Beat,
     Gone,
@@ -35,6 +39,9 @@ from gpu_admission.shared.turn import Turn
 
 logger = logging.getLogger("gpu_admission")
 
+Use: TypeAlias = tuple[Sequence[int], Sequence[int]]
+"""For each device the bytes that a process holds besides its leases, and what its leases really take."""
+
 LOOK_FOR_DEATHS = 0.2
 _POLL = 1.0
 _BEATS_IN_TTL = 5
@@ -48,8 +55,8 @@ class Membership:
         log: Log,
         terms: Terms,
         *,
-        woken: Callable[[Sequence[Ticket]], None],
-        resident: Callable[[], Sequence[int]],
+        woken: Callable[[Sequence[Ticket]], object],
+        use: Callable[[], Use],
         clock: Callable[[], float],
         name: str,
     ) -> None:
@@ -66,10 +73,12 @@ class Membership:
         self.has_left = False
         self.changed: list[Ticket] = []
         """Tickets of any process that were granted or refused, and nobody was told yet."""
+        self.allowed: dict[int, Allow] = {}
+        """What this process's guards said last of each device: said again when it joins again."""
         self.late: deque[Callable[[], None]] = deque()
         """What came in the middle of a call, as from a collection of garbage: done at its end."""
         self._woken = woken
-        self._resident = resident
+        self._use = use
         self._clock = clock
         self._is_reading = True
         self._epoch = 0
@@ -100,6 +109,11 @@ class Membership:
             self.tell_all(Gone(self.outbox.member, certain=True))
         self.log.stop()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has ever said that it takes part."""
+        return bool(self.outbox.member)
+
     def _enter(self) -> None:
         """Join, or join again: declare what runs, and ask again for what waits."""
         former = self.outbox.member
@@ -110,12 +124,24 @@ class Membership:
         join = Join(pid(), host_name(), self.terms, self._since, former, holds)
         self._epoch = self.replica.epoch
         self.append(join)
+        for allow in self.allowed.values():
+            self.append(self._known(allow))
         waiting = self.own.waiting
         for place in range(0, len(waiting), MOST_OPERATIONS):
             part = waiting[place : place + MOST_OPERATIONS]
             asks = [ask_for(ticket) for ticket in part]
             self.append(*asks, asks=[ticket.number for ticket in part])
         logger.debug("joined the budget %s as %s", self.log.where, member)
+
+    def _known(self, allow: Allow) -> Allow:
+        """``allow`` without a capacity, where the log knows one: that may be newer."""
+        accounts = () if self.replica.ledger is None else self.replica.ledger.accounts
+        is_known = allow.device < len(accounts) and accounts[allow.device].capacity > 0
+        return msgspec.structs.replace(allow, capacity=None) if is_known else allow
+
+    def adopt(self, tickets: Sequence[Ticket]) -> None:
+        """Have what runs already counted, whether it fits or not."""
+        self.append(Adopt(tuple(map(self._held, tickets))))
 
     def _held(self, ticket: Ticket) -> Held:
         age = max(0.0, self.now() - ticket.granted_at)
@@ -172,7 +198,7 @@ class Membership:
             self._find_the_missing(member.tickets)
             if self.own.alone:
                 alone, self.own.alone = self.own.alone, {}
-                self.append(Adopt(tuple(map(self._held, alone.values()))))
+                self.adopt(tuple(alone.values()))
 
     def _find_the_missing(self, known: dict[int, Ticket]) -> None:
         """Refused in a part of the log that this process never read: a snapshot stands for it."""
@@ -205,15 +231,15 @@ class Membership:
             return dump.dump(self.replica)
 
     def _beat_if_due(self, now: float) -> None:
-        resident = tuple(self._resident())
+        said = self._beat()
         member = self.replica.members.living.get(self.outbox.member)
         if member is None or self.away is not None:
             return
         due = self.replica.expires and now - self._beaten >= self.ttl / _BEATS_IN_TTL
         late = self.replica.next_change <= self.now()
-        if due or late or member.resident != resident:
+        if due or late or (member.resident, member.taken) != (said.resident, said.taken):
             self._beaten = now
-            self.append(Beat(resident))
+            self.append(said)
 
     def _pause(self, now: float) -> float:
         """Short while a death would free bytes that are waited for, or the log's time decides."""
@@ -319,7 +345,11 @@ class Membership:
 
     def beat(self, number: int) -> None:
         """Say that it lives, and call who waits for ``number`` when that has come back."""
-        self.append(Beat(tuple(self._resident())), asks=(number,))
+        self.append(self._beat(), asks=(number,))
+
+    def _beat(self) -> Beat:
+        resident, taken = self._use()
+        return Beat(tuple(resident), tuple(taken))
 
 
 def ask_for(ticket: Ticket) -> Ask:

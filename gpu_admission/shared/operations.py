@@ -48,9 +48,10 @@ class Change(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class Beat(msgspec.Struct, array_like=True, frozen=True, tag=4):
-    """The process lives; ``resident`` are bytes that it holds on each device besides its leases."""
+    """The process lives. On each device it holds ``resident`` bytes, and its leases take ``taken``."""
 
     resident: tuple[_Natural, ...] = ()
+    taken: tuple[_Natural, ...] = ()
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):

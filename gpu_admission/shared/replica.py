@@ -333,7 +333,7 @@ class Replica:
     # the whole
 
     def _beat(self, member: Member, said: Beat, at: float) -> Sequence[Ticket]:
-        member.resident = said.resident
+        member.resident, member.taken = said.resident, said.taken
         return _NOTHING
 
     def _allow(self, member: Member, said: Allow, at: float) -> Sequence[Ticket]:

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from gpu_admission.budget.ticket import GRANTED, WAITING
 from gpu_admission.shared.members import Member
 from gpu_admission.shared.replica import Replica
+from gpu_admission.types import MemberSnapshot
 
 
-class MemberView(msgspec.Struct, frozen=True):
-    """One process of a shared budget; ages in seconds."""
-
-    name: str
-    pid: int
-    host: str
-    age: float
-    """Since it joined."""
-    silent: float
-    """Since its last entry."""
-    bytes: int
-    running: int
-    waiting: int
-    resident: tuple[int, ...]
-    """Bytes that it holds on each device besides its leases."""
-    is_self: bool
-    is_dead: bool
-    """It was declared dead, and its bytes rest before others get them."""
-
-
-def view_members(replica: Replica, own: str, now: float) -> tuple[MemberView, ...]:
+def view_members(replica: Replica, own: str, now: float) -> tuple[MemberSnapshot, ...]:
     """All members, the living first, in the order in which they joined."""
     return tuple(_view(member, own, now) for member in replica.members)
 
 
-def _view(member: Member, own: str, now: float) -> MemberView:
+def _view(member: Member, own: str, now: float) -> MemberSnapshot:
     held = [ticket for ticket in member.tickets.values() if ticket.state is GRANTED]
-    return MemberView(
+    return MemberSnapshot(
         member.name,
         member.pid,
         member.host,

@@ -137,3 +137,57 @@ def test_bl_75_each_process_measures_and_watches_for_itself(program: str) -> Non
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_joins_a_shared_budget_by_itself_and_what_the_parent_holds_counts(
+    tmp_path: Path,
+) -> None:
+    code = """
+place = sys.argv[1]
+admission = Admission(capacity=100, estimator=1, shared=place, timeout=0)
+
+async def in_child():
+    try:
+        await admission.acquire(Estimate(40))
+        raise SystemExit("the parent's bytes were given out again")
+    except gpu_admission.QueueTimeout:
+        pass
+    lease = await admission.acquire(Estimate(30))
+    assert admission.snapshot().in_use == 100
+    assert len(admission.snapshot().members) == 2
+    lease.release()
+    await admission.aclose()
+
+async def in_parent():
+    async with admission.lease(70):
+        child(lambda: asyncio.run(in_child()))
+        assert admission.snapshot().in_use == 70
+        child(lambda: os._exit(0))  # one that never asks for anything
+        assert admission.snapshot().in_use == 70
+    await admission.aclose()
+
+def child(check):
+    from concurrent.futures import ThreadPoolExecutor
+    pid = os.fork()
+    if not pid:
+        try:
+            with ThreadPoolExecutor(1) as other:  # the parent's loop is running in this thread
+                other.submit(check).result()
+            os._exit(0)
+        except BaseException as error:
+            print(f"child: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+asyncio.run(in_parent())
+"""
+    prelude = "import asyncio, os, sys\nimport gpu_admission\nfrom gpu_admission import Admission\n"
+    prelude += "from gpu_admission.types import Estimate\n"
+    run = subprocess.run(
+        [sys.executable, "-c", prelude + code, str(tmp_path / "gpu0")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpu_admission import cli
 from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
-from gpu_admission.shared.command import add_parser
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.operations import Terms
 
 
 def budget(*arguments: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    parsed = parser.parse_args(["budget", *map(str, arguments)])
-    status: int = parsed.run(parsed)
-    return status
+    return cli.main(["budget", *map(str, arguments)])
 
 
 @pytest.fixture

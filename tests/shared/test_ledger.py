@@ -392,11 +392,11 @@ def test_members_are_seen_with_what_they_hold() -> None:
 def test_resident_bytes_of_all_members_are_summed() -> None:
     world = World(1)
     for name, size in (("a", 5), ("b", 7)):
-        process = Process(world.hub, world.clock, name, resident=lambda size=size: (size,))
+        process = Process(world.hub, world.clock, name, use=lambda size=size: ((size,), ()))
         process.shared.pulse()
     world.catch_up()
-    assert world[0].shared.resident(0) == 12
-    assert world[0].shared.resident(1) == 0
+    assert world[0].shared.replica.members.resident(0) == 12
+    assert world[0].shared.replica.members.resident(1) == 0
 
 
 def test_a_newcomer_starts_from_the_snapshot() -> None:

@@ -6,6 +6,7 @@
     body_too_complex: "its body has more than max_json_values values",
     body_too_large: "its body is above max_body_bytes",
     queue_full: "max_waiting requests waited already",
+    budget_unreachable: "the shared budget did not answer",
     queue_timeout: "not enough was free within its timeout",
     deadline: "not enough was free within the client's deadline",
     gpu_unavailable: "a guard lets nothing start",
@@ -218,6 +219,13 @@
     table("leases", state.leases, [
       [(row) => row.lease], [(row) => bytes(row.bytes), "number"], [(row) => seconds(row.age), "number"],
       [(row) => row.lane, "clip"], [(row) => row.route, "clip"], [(row) => row.device, "clip"]]);
+    byId("members-part").hidden = state.shared === null;
+    text(byId("members-note"), state.away || "");
+    table("members", state.members, [
+      [(row) => `${row.pid}${row.is_self ? " (this one)" : row.is_dead ? " (dead)" : ""}`], [(row) => row.host, "clip"],
+      [(row) => bytes(row.bytes), "number"], [(row) => row.running, "number"], [(row) => row.waiting, "number"],
+      [(row) => bytes(row.resident.reduce((sum, each) => sum + each, 0)), "number"],
+      [(row) => `${seconds(row.age)} ago`, "number"], [(row) => `${seconds(row.silent)} ago`, "number"], [(row) => row.name, "clip"]]);
     text(byId("refusals-note"), state.refusals.length ? "" : "None so far.");
     table("refusals", state.refusals, [
       [(row) => seconds(row.ago), "number"], [(row) => (row.shadow ? `would be ${row.reason}` : `${row.reason} (${row.status})`)],

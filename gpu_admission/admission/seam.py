@@ -1,0 +1,141 @@
+"""What the rest of an admission may ask of its budget, whether it is this process's own or shared.
+
+Owns that contract, and no behaviour: ``locked`` and ``sharing`` fulfil it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
+
+from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.ticket import Ticket
+from gpu_admission.runtime.turn import Turn
+from gpu_admission.types import MemberSnapshot
+
+Woken: TypeAlias = Callable[[Sequence[Ticket]], object]
+"""Called inside the turn, from any thread, with those that a change has granted or refused: it may
+only schedule."""
+
+
+class Budget(Protocol):
+    """A ledger, its turn and its wake-ups.
+
+    Read ``ledger`` inside ``with budget:`` where several figures must agree, with ``now()`` for
+    its time; never change or keep it.
+    """
+
+    turn: Turn
+
+    def __enter__(self) -> Ledger: ...
+    def __exit__(self, *error: object) -> None: ...
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def lane_names(self) -> Sequence[str]:
+        """Of the ledger's lanes: a ticket's ``lane`` is a place among these once it was asked for."""
+        ...
+
+    def now(self) -> float:
+        """The ledger's time."""
+        ...
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether there is nothing left to do before a request may be asked for."""
+        ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether nothing is let in any more: drained."""
+        ...
+
+    @property
+    def away(self) -> str | None:
+        """Why a shared budget can't be reached just now."""
+        ...
+
+    @property
+    def where(self) -> str | None:
+        """How a shared budget is called."""
+        ...
+
+    def catch_up(self) -> None:
+        """Take in what other processes have said, where that takes no waiting."""
+
+    def members(self) -> tuple[MemberSnapshot, ...]:
+        """The processes that share it, and what each of them holds."""
+        ...
+
+    # its life
+
+    async def join(self) -> None:
+        """Begin to take part, where several processes share it."""
+
+    def join_aside(self) -> None:
+        """The same without waiting for it."""
+
+    async def leave(self) -> None:
+        """Take part no more, once the last lease has ended."""
+
+    # one ticket
+
+    def ask(self, ticket: Ticket) -> bool:
+        """Have ``ticket`` granted, refused or put into the queue: see its state. Whether it starts now."""
+        ...
+
+    async def may_start(self, ticket: Ticket) -> bool:
+        """Whether the work of a granted ``ticket`` may begin now, after it has waited."""
+        ...
+
+    def release(self, ticket: Ticket) -> None:
+        """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
+
+    def release_in_turn(self, ticket: Ticket) -> float:
+        """The same for one who has the turn; the ledger's time."""
+        ...
+
+    def force(self, ticket: Ticket) -> None:
+        """Hold ``ticket`` whether it fits or not: for watching without deciding."""
+
+    def change(self, ticket: Ticket, size: int) -> None:
+        """Make a held ticket ``size`` bytes large, whether that fits or not."""
+
+    def grow(self, ticket: Ticket, size: int) -> bool:
+        """The same where it fits now; whether it did. Not to be called in a turn."""
+        ...
+
+    # the whole
+
+    def held(self, device: int) -> tuple[int, int]:
+        """What ``device`` has in all, and how much of it leases hold."""
+        ...
+
+    def held_here(self, device: int) -> int:
+        """How much of it leases of this process hold."""
+        ...
+
+    def taken_by_others(self, device: int) -> int:
+        """What leases of other processes really take there, as these have measured it."""
+        ...
+
+    def allow(
+        self,
+        device: int,
+        *,
+        capacity: int | None = None,
+        ceiling: int | None = None,
+        max_running: int | None = None,
+    ) -> None:
+        """Set what ``device`` may hold, as ``Ledger.allow``."""
+
+    def resize(self, capacity: int) -> None:
+        """A new capacity for each device. Those who wait and can never fit now are refused."""
+
+    def drain(self) -> None:
+        """Let nothing into this process from now on, and refuse all who wait in it."""
+
+    def refuse_all(self) -> None:
+        """Send all away who wait in this process."""

@@ -1,0 +1,195 @@
+"""A budget that many processes share, as the rest of an admission sees it: ``LockedLedger``'s face.
+
+Owns when this process begins to take part (with its first request, never before a fork), that a
+change is whole before the next begins, and what is this process's own: its drain, and the work
+that it starts. How processes agree is ``gpu_admission.shared``'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+import anyio.to_thread
+
+from gpu_admission.admission.seam import Woken
+from gpu_admission.budget.ledger import Ledger
+from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
+from gpu_admission.runtime.turn import Turn
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.opening import open_log
+from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.protocol import LogAway
+from gpu_admission.types import MemberSnapshot
+
+logger = logging.getLogger("gpu_admission")
+
+
+class Sharing:
+    """A ``Budget`` over a ``SharedLedger``; see ``seam`` for what each method does.
+
+    ``shared`` as in the settings. ``use()`` returns, one for each device, the bytes that this
+    process holds besides its leases, and those that its leases really take. Nothing is opened
+    before ``join``. Raises ``TypeError`` or ``ValueError`` that names ``shared``.
+    """
+
+    __slots__ = ("_closed", "_joining", "_shared", "_woken", "is_joined", "turn", "where")
+
+    def __init__(
+        self,
+        shared: object,
+        terms: Terms,
+        woken: Woken,
+        *,
+        fallback: float,
+        use: Callable[[], tuple[Sequence[int], Sequence[int]]],
+    ) -> None:
+        log = open_log(shared, lease_ttl=terms.lease_ttl)
+        self._shared = SharedLedger(log, terms, woken=woken, use=use, fallback=fallback)
+        self._woken = woken
+        self._closed = False
+        self._joining = threading.Lock()
+        self.is_joined = False
+        self.turn = Turn(self._shared.lock)
+        self.where: str | None = log.where
+
+    def __enter__(self) -> Ledger:
+        self.turn.__enter__()
+        return self._shared.ledger
+
+    def __exit__(self, *error: object) -> None:
+        self.turn.__exit__(*error)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Another object after the log was lost, or settings have changed: not to be kept."""
+        return self._shared.ledger
+
+    @property
+    def lane_names(self) -> Sequence[str]:
+        return tuple(state.lane.name for state in self._shared.ledger.lanes)
+
+    def now(self) -> float:
+        """The log's time, which tickets are stamped with."""
+        return self._shared.now()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed or self._shared.ledger.closed
+
+    @property
+    def away(self) -> str | None:
+        return self._shared.away
+
+    def catch_up(self) -> None:
+        if self.is_joined:
+            self._shared.catch_up()
+
+    def members(self) -> tuple[MemberSnapshot, ...]:
+        return self._shared.members() if self.is_joined else ()
+
+    # its life
+
+    async def join(self) -> None:
+        """Raises ``ValueError`` for a place that can't be used. One that is away is no error."""
+        if not self.is_joined:
+            await anyio.to_thread.run_sync(self._join)
+
+    def join_aside(self) -> None:
+        if not self.is_joined:
+            threading.Thread(target=self._try_to_join, name="gpu-admission-join", daemon=True).start()
+
+    def _try_to_join(self) -> None:
+        try:
+            self._join()
+        except ValueError as error:
+            logger.error("%s", error)
+
+    def _join(self) -> None:
+        with self._joining:
+            if not self.is_joined:
+                self._shared.start()
+                self.is_joined = True
+
+    async def leave(self) -> None:
+        self._closed = True
+        if self.is_joined:
+            await anyio.to_thread.run_sync(self._shared.stop)
+
+    # one ticket
+
+    def ask(self, ticket: Ticket) -> bool:
+        """On a folder it has come back already; on a server it is ``NEW`` until it has."""
+        if self._closed:
+            ticket.state = REFUSED
+            return False
+        try:
+            self._shared.ask(ticket, came_back=self._came_back)
+        except LogAway:
+            ticket.state = REFUSED
+            return False
+        return ticket.state is GRANTED and self._shared.may_start(ticket)
+
+    def _came_back(self, ticket: Ticket) -> None:
+        self._woken((ticket,))
+
+    async def may_start(self, ticket: Ticket) -> bool:
+        return await self._shared.start_work(ticket)
+
+    def release(self, ticket: Ticket) -> None:
+        self._shared.release(ticket)
+
+    def release_in_turn(self, ticket: Ticket) -> float:
+        self._shared.release(ticket)
+        return self._shared.now()
+
+    def force(self, ticket: Ticket) -> None:
+        self._shared.force(ticket)
+
+    def change(self, ticket: Ticket, size: int) -> None:
+        self._shared.change(ticket, size)
+
+    def grow(self, ticket: Ticket, size: int) -> bool:
+        """Blocks until the log has said so: on a server for a round trip."""
+        try:
+            return self._shared.away is None and self._shared.grow(ticket, size)
+        except LogAway:
+            return False
+
+    # the whole
+
+    def held(self, device: int) -> tuple[int, int]:
+        account = self._shared.ledger.accounts[device]
+        return account.capacity, account.in_use
+
+    def held_here(self, device: int) -> int:
+        with self.turn:
+            return sum(ticket.bytes for ticket in self._shared.own.running if ticket.device == device)
+
+    def taken_by_others(self, device: int) -> int:
+        return self._shared.taken_by_others(device)
+
+    def allow(
+        self,
+        device: int,
+        *,
+        capacity: int | None = None,
+        ceiling: int | None = None,
+        max_running: int | None = None,
+    ) -> None:
+        self._shared.allow(device, capacity=capacity, ceiling=ceiling, max_running=max_running)
+
+    def resize(self, capacity: int) -> None:
+        """For all processes."""
+        self._shared.resize([capacity] * len(self._shared.ledger.accounts))
+
+    def drain(self) -> None:
+        """This process lets nothing in any more; the others go on. Works while the budget is away."""
+        with self.turn:
+            self._closed = True
+            self._woken(self._shared.own.waiting)
+
+    def refuse_all(self) -> None:
+        """Those who wait in this process."""
+        self._shared.refuse_all()

@@ -1,0 +1,156 @@
+"""``gpu-admission hold 6GiB /dev/shm/gpu0 -- python train.py``: a command that runs while it holds bytes.
+
+Owns the wait for the bytes, the command's life and what is passed on to it. It takes part in the
+budget under the settings that are in force there, and changes none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from gpu_admission.budget.ticket import REFUSED, Ticket
+from gpu_admission.shared.command import Onlooker
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.opening import open_log
+from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.process import new_name
+from gpu_admission.sizes import format_bytes, parse_bytes
+
+FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
+"""As ``env`` and ``timeout`` have it: all else is the command's own status."""
+_LOOK = 0.25
+_PASSED_ON = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH")
+_FROM_TERMINAL = ("SIGINT", "SIGQUIT", "SIGWINCH")
+"""A terminal sends them to the command by itself."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; the status of the command that it ran, or 125 where none was run."""
+    options = _parser().parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        return _fail("say what to run: gpu-admission hold SIZE SHARED -- COMMAND ...")
+    try:
+        return hold(
+            parse_bytes(options.size, name="size"),
+            options.shared,
+            command,
+            timeout=options.timeout,
+            capacity=None if options.capacity is None else parse_bytes(options.capacity, name="--capacity"),
+        )
+    except (ValueError, ImportError) as error:
+        return _fail(str(error))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gpu-admission hold", description="Wait for bytes of a shared budget, and run a command."
+    )
+    parser.add_argument("size", help="bytes to hold while the command runs, such as 6GiB")
+    parser.add_argument("shared", help="the folder or redis:// address of the budget")
+    parser.add_argument("--timeout", type=float, default=math.inf, help="seconds to wait (default: for ever)")
+    parser.add_argument("--capacity", help="of the budget, where no process has used it yet")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command with its arguments")
+    return parser
+
+
+def hold(
+    size: int,
+    shared: str,
+    command: Sequence[str],
+    *,
+    timeout: float = math.inf,
+    capacity: int | None = None,
+) -> int:
+    """Run ``command`` while ``size`` bytes of ``shared`` are held; its exit status."""
+    news = threading.Event()
+    terms = _terms_in_force(shared, capacity)
+    ledger = SharedLedger(
+        open_log(shared, lease_ttl=terms.lease_ttl), terms, woken=lambda tickets: news.set()
+    )
+    ledger.start()
+    ticket = Ticket(size)
+    try:
+        ledger.ask(ticket, came_back=lambda ticket: news.set())
+        why_not = _wait(ledger, ticket, news, timeout)
+        return _run(command) if why_not is None else _fail(why_not)
+    finally:
+        ledger.release(ticket)
+        ledger.stop()
+
+
+def _terms_in_force(shared: str, capacity: int | None) -> Terms:
+    """What the processes of the budget agree on; else of ``capacity``. Raises ``ValueError`` without both."""
+    onlooker = Onlooker(open_log(shared))
+    onlooker.log.start(new_name(), onlooker)
+    try:
+        onlooker.log.catch_up()
+        terms = onlooker.replica.terms
+    finally:
+        onlooker.log.stop()
+    if terms is not None:
+        return terms
+    if capacity is None:
+        why = onlooker.away or f"no process has used the budget {shared} yet: give --capacity"
+        raise ValueError(why)
+    return Terms((capacity,))
+
+
+def _wait(ledger: SharedLedger, ticket: Ticket, news: threading.Event, timeout: float) -> str | None:
+    """``None`` once the bytes are held; otherwise why they are not."""
+    end = time.monotonic() + timeout
+    while not ledger.may_start(ticket):
+        if ticket.state is REFUSED:
+            with ledger.lock:
+                largest = ledger.ledger.largest()
+            return (
+                f"{format_bytes(ticket.bytes)} were refused: the budget is drained, its queue is full, "
+                f"or the largest request that fits is {format_bytes(largest)}"
+            )
+        left = end - time.monotonic()
+        if left <= 0:
+            return ledger.away or f"{format_bytes(ticket.bytes)} were not free within --timeout={timeout:g} s"
+        news.wait(min(_LOOK, left))
+        news.clear()
+    return None
+
+
+def _run(command: Sequence[str]) -> int:
+    try:
+        child = subprocess.Popen(command)
+    except FileNotFoundError as error:
+        return _fail(str(error), NOT_FOUND)
+    except OSError as error:
+        return _fail(str(error), CANNOT_RUN)
+    before = {number: signal.signal(number, _pass_on(child)) for number in _signals()}
+    try:
+        status = child.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def _signals() -> list[signal.Signals]:
+    return [signal.Signals[name] for name in _PASSED_ON if hasattr(signal, name)]
+
+
+def _pass_on(child: subprocess.Popen[bytes]) -> Callable[[int, object], None]:
+    def pass_on(number: int, frame: object) -> None:
+        if not (signal.Signals(number).name in _FROM_TERMINAL and os.isatty(0)):
+            child.send_signal(number)
+
+    return pass_on
+
+
+def _fail(sentence: str, status: int = FAILED) -> int:
+    print(f"gpu-admission hold: {sentence}", file=sys.stderr)
+    return status

@@ -1,0 +1,407 @@
+"""``Admission(shared=...)``: several admissions on one budget, as their users see them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from gpu_admission import Admission, Lane, QueueFull, QueueTimeout, TooLarge, Unavailable
+from gpu_admission.admission.startline import start_line
+from gpu_admission.errors import ClientLeft
+from gpu_admission.shared.memory import MemoryHub, MemoryLog
+from gpu_admission.shared.process import boot_seconds
+from gpu_admission.testing import FakeDevice, settle
+from gpu_admission.types import Estimate, Event
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    """A folder that two processes may share."""
+    return str(tmp_path / "gpu0")
+
+
+def on(shared: Any, **settings: Any) -> Admission:
+    return Admission(**({"capacity": 100, "estimator": 1, "timeout": 5.0, "shared": shared} | settings))
+
+
+class Pair:
+    """Two admissions that share a budget, as two processes would."""
+
+    def __init__(self, first: Admission, second: Admission) -> None:
+        self.both = first, second
+
+    def __iter__(self) -> Iterator[Admission]:
+        return iter(self.both)
+
+    async def __aenter__(self) -> Pair:
+        for each in self.both:
+            await each.begin()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for each in self.both:
+            await each.aclose()
+
+
+def pair(place: str, **settings: Any) -> Pair:
+    return Pair(on(place, **settings), on(place, **settings))
+
+
+async def until_waiting(admission: Admission, count: int) -> None:
+    with anyio.fail_after(10):
+        while admission.snapshot().waiting != count:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+async def test_what_one_process_holds_is_not_free_in_another(place: str) -> None:
+    async with pair(place) as (first, second):
+        async with first.lease(70):
+            with pytest.raises(QueueTimeout, match="timeout=0"):
+                await second.acquire(Estimate(40), timeout=0)
+            assert second.snapshot().in_use == 70
+        (await second.acquire(Estimate(100))).release()
+        assert first.snapshot().in_use == 0
+
+
+async def test_bytes_given_back_in_one_process_start_a_request_of_another(place: str) -> None:
+    async with pair(place) as (first, second), anyio.create_task_group() as group:
+        lease = await first.acquire(Estimate(70))
+
+        async def wait() -> None:
+            async with second.lease(40) as late:
+                assert late.waited > 0
+
+        group.start_soon(wait)
+        await until_waiting(second, 1)
+        assert first.queue()[0].bytes == 40  # any of them shows the whole queue
+        lease.release()
+
+
+async def test_a_budget_begins_with_its_first_request_where_no_server_begins_it(place: str) -> None:
+    admission = on(place)
+    assert admission.snapshot().members == ()
+    async with admission.lease(10):
+        (member,) = admission.snapshot().members
+        assert (member.pid, member.bytes, member.running, member.is_self) == (os.getpid(), 10, 1, True)
+    await admission.aclose()
+
+
+async def test_the_snapshot_says_who_holds_what(place: str) -> None:
+    async with pair(place) as (first, second), first.lease(70):
+        members = second.snapshot().members
+        assert sorted(member.bytes for member in members) == [0, 70]
+        assert second.snapshot().shared == place
+        assert [member.is_self for member in members].count(True) == 1
+        assert second.snapshot().to_dict()["members"][0]["host"]
+
+
+async def test_refusals_are_those_of_a_budget_of_ones_own(place: str) -> None:
+    async with pair(place, max_waiting=1) as (first, second), anyio.create_task_group() as group:
+        with pytest.raises(TooLarge, match="capacity=100 B"):
+            await second.acquire(Estimate(101))
+        lease = await first.acquire(Estimate(100))
+        group.start_soon(first.acquire, Estimate(100))
+        await until_waiting(first, 1)
+        with pytest.raises(QueueFull, match="max_waiting=1"):
+            await second.acquire(Estimate(10))
+        group.cancel_scope.cancel()
+    lease.release()
+
+
+async def test_a_client_that_leaves_gives_its_place_up_in_every_process(place: str) -> None:
+    async with pair(place) as (first, second):
+        left = anyio.Event()
+        lease = await first.acquire(Estimate(100))
+        async with anyio.create_task_group() as group:
+
+            async def ask() -> None:
+                with pytest.raises(ClientLeft):
+                    await second.acquire(Estimate(10), gone=left.wait)
+
+            group.start_soon(ask)
+            await until_waiting(first, 1)
+            left.set()
+        assert first.snapshot().waiting == 0
+        lease.release()
+
+
+async def test_a_cancelled_request_leaves_nothing_behind(place: str) -> None:
+    async with pair(place) as (first, second):
+        lease = await first.acquire(Estimate(100))
+        with anyio.move_on_after(0.05):
+            await second.acquire(Estimate(10))
+        assert first.snapshot().waiting == 0
+        lease.release()
+        assert first.snapshot().in_use == second.snapshot().in_use == 0
+
+
+async def test_draining_a_process_refuses_there_and_leaves_the_others_alone(place: str) -> None:
+    async with pair(place) as (first, second), anyio.create_task_group() as group:
+        lease = await second.acquire(Estimate(100))
+
+        async def ask() -> None:
+            with pytest.raises(Unavailable, match=r"drain\(\) was called"):
+                await first.acquire(Estimate(10))
+
+        group.start_soon(ask)
+        await until_waiting(second, 1)
+        first.drain()
+        await until_waiting(second, 0)
+        with pytest.raises(Unavailable, match="shutting down"):
+            first.entrance.check_open()
+        assert first.snapshot().draining
+        assert not second.snapshot().draining
+        lease.release()
+        (await second.acquire(Estimate(100))).release()
+
+
+async def test_a_process_that_ends_while_it_holds_bytes_leaves_with_the_last_of_them(place: str) -> None:
+    async with pair(place) as (first, second):
+        lease = await first.acquire(Estimate(70))
+        await first.aclose()
+        assert second.snapshot().in_use == 70
+        lease.release()
+        with anyio.fail_after(10):
+            while len(second.snapshot().members) > 1:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        assert second.snapshot().in_use == 0
+
+
+async def test_a_new_capacity_is_in_force_in_every_process(place: str) -> None:
+    async with pair(place) as (first, second):
+        first.resize(200)
+        (await second.acquire(Estimate(150))).release()
+        assert second.snapshot().capacity == 200
+
+
+async def test_a_lease_grows_only_where_no_process_has_taken_the_room(place: str) -> None:
+    async with pair(place) as (first, second):
+        async with first.lease(50) as mine, second.lease(40):
+            mine.resize(60)
+            assert second.snapshot().in_use == 100
+            with pytest.raises(QueueFull, match="growing to 61 B"):
+                mine.resize(61)
+            mine.resize(10)
+            assert second.snapshot().in_use == 50
+        assert second.snapshot().in_use == 0
+
+
+async def test_a_kept_lease_stays_counted_in_every_process(place: str) -> None:
+    async with pair(place) as (first, second):
+        async with first.lease(50) as lease:
+            handle = lease.keep()
+        assert second.snapshot().in_use == 50
+        handle.close()
+        assert second.snapshot().in_use == 0
+
+
+async def test_events_tell_seconds_whatever_the_clock_of_the_log(place: str) -> None:
+    events: list[Event] = []
+    async with pair(place, observers=[events.append]) as (first, _), first.lease(10) as lease:
+        assert 0 <= lease.waited < 5
+    assert [event.kind for event in events if event.lease] == ["admitted", "released"]
+    assert 0 <= events[-1].held < 5
+
+
+async def test_shadow_counts_what_it_would_have_done_and_holds_no_one_up(place: str) -> None:
+    async with pair(place, mode="shadow") as (first, second):
+        async with first.lease(70), second.lease(40):
+            assert first.snapshot().in_use == second.snapshot().in_use == 110
+        assert first.snapshot().in_use == second.snapshot().in_use == 0
+        assert second.snapshot().counts["shadow_waited"] == 1
+
+
+# a log that is away, and one that is slow
+
+
+def hub(**settings: Any) -> MemoryHub:
+    return MemoryHub(clock=boot_seconds, knows_deaths=True, **settings)
+
+
+async def test_while_the_budget_is_away_one_waits_until_its_timeout_and_is_refused_with_503() -> None:
+    log = MemoryLog(hub())
+    async with Pair(on(log), on(None)) as (admission, _):
+        lease = await admission.acquire(Estimate(10))
+        log.cut()
+        with pytest.raises(Unavailable, match="the memory log was cut off") as refused:
+            await admission.acquire(Estimate(10), timeout=0.05)
+        assert refused.value.reason == "budget_unreachable"
+        admission.entrance.refused(refused.value)
+        assert refused.value.status == 503
+        assert refused.value.retry_after
+        assert "shared=" in refused.value.detail
+        assert admission.snapshot().away
+        lease.release()
+
+
+async def test_what_waits_while_the_budget_is_away_starts_when_it_is_back() -> None:
+    log = MemoryLog(hub())
+    async with Pair(on(log), on(None)) as (admission, _), anyio.create_task_group() as group:
+        log.cut()
+        done = anyio.Event()
+
+        async def ask() -> None:
+            async with admission.lease(10):
+                done.set()
+
+        group.start_soon(ask)
+        await settle()
+        assert not done.is_set()
+        log.mend()
+        with anyio.fail_after(10):
+            await done.wait()
+    assert admission.snapshot().in_use == 0
+
+
+async def test_a_share_is_granted_by_oneself_while_the_budget_is_away() -> None:
+    log = MemoryLog(hub())
+    async with Pair(on(log, shared_fallback=0.25), on(None)) as (admission, _):
+        log.cut()
+        async with admission.lease(25):
+            with pytest.raises(Unavailable, match=r"shared_fallback=0\.25"):
+                await admission.acquire(Estimate(1), timeout=0)
+            log.mend()
+            assert admission.snapshot().in_use == 25
+        assert admission.snapshot().in_use == 0
+
+
+async def test_a_timeout_of_0_still_lets_the_budget_answer() -> None:
+    place = hub(instant=False)
+    log = MemoryLog(place)
+    async with Pair(on(log, timeout=0), on(None)) as (admission, _), anyio.create_task_group() as group:
+        done = anyio.Event()
+
+        async def ask() -> None:
+            async with admission.lease(10):
+                done.set()
+
+        group.start_soon(ask)
+        with anyio.fail_after(10):
+            while not done.is_set():
+                await anyio.sleep(0.01)
+                log.deliver()
+
+
+async def test_one_that_is_cancelled_before_its_grant_came_back_holds_nothing() -> None:
+    place = hub(instant=False)
+    log = MemoryLog(place)
+    async with Pair(on(log), on(None)) as (admission, _):
+        log.deliver()
+        with anyio.move_on_after(0.02):
+            await admission.acquire(Estimate(10))
+        log.deliver()
+        log.deliver()
+        assert admission.snapshot().in_use == 0
+
+
+# settings
+
+
+async def test_a_place_that_others_may_use_is_refused_at_the_start(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir(mode=0o755)
+    open_to_all.chmod(0o755)
+    with pytest.raises(ValueError, match="shared="):
+        await on(str(open_to_all)).begin()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"shared": "gpu0"}, "shared='gpu0' must be an absolute path"),
+        ({"shared": 5}, "shared must be a folder"),
+        ({"shared": "/x", "placement": lambda *asked: 0}, "placement: processes that share"),
+        ({"shared_fallback": 1.0}, "shared_fallback is a share"),
+        ({"lease_ttl": 0.5}, "lease_ttl must be 1 second or more"),
+        ({"lease_ttl": math.inf}, "lease_ttl must be 1 second or more"),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        on(**({"shared": None} | settings))
+
+
+def test_a_password_is_never_logged() -> None:
+    admission = on("redis://user:secret@host/0?name=gpu0")
+    line = start_line(admission.settings, 100, ["device"])
+    assert "secret" not in line
+    assert "host" in line
+
+
+async def test_lanes_that_only_another_process_has_do_no_harm(place: str) -> None:
+    first = on(place, lanes=[Lane("short")])
+    second = on(place, lanes=[Lane("a"), Lane("b"), Lane("short")])
+    async with Pair(first, second), first.lease(10) as lease:
+        assert lease.lane == "short"
+        first.snapshot()
+
+
+def test_two_budgets_for_one_device_that_are_not_shared_are_warned_of(
+    caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    card = FakeDevice(total=100)
+    first = on(None, devices=[card], name="chat")
+    second = on(None, devices=[card], name="images")
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "two budgets in this process" in said
+    assert "shared=" in said
+    caplog.clear()
+    third, fourth = on(place, devices=[card]), on(place, devices=[card])
+    assert not caplog.records
+    assert {first.largest, second.largest, third.largest, fourth.largest} == {100}
+
+
+# one device, measured by all
+
+
+def look(admission: Admission) -> None:
+    readings = admission.monitor.readings
+    assert readings is not None
+    readings.step()
+
+
+async def until_it_holds(condition: Callable[[], bool], *looking: Admission) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            for each in looking:
+                await anyio.to_thread.run_sync(look, each)
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.usefixtures("by_hand")
+async def test_a_measured_capacity_is_the_devices_whatever_each_process_has_loaded(place: str) -> None:
+    mine, theirs = FakeDevice(80, ours=8, name="card"), FakeDevice(80, foreign=8, ours=10, name="card")
+    first = on(place, devices=[mine], capacity=None, margin=0)
+    second = on(place, devices=[theirs], capacity=None, margin=0)
+    await first.begin()
+    assert first.snapshot().capacity == 72
+    mine.foreign = 10  # the second has loaded its model
+    await second.begin()
+    assert first.snapshot().capacity == second.snapshot().capacity == 80 - 8 - 10
+
+    async with first.lease(30):
+        mine.ours = theirs.foreign = 38  # its work really takes them
+        look(first)
+        await until_it_holds(lambda: second.locked.taken_by_others(0) == 30)
+        look(second)
+        # What leases of one take is no stranger's in the other: only what it has loaded is.
+        (card,) = second.snapshot().devices
+        assert card.reading is not None
+        assert card.reading.used is not None
+        assert card.reading.ours is not None
+        assert card.reading.used - card.reading.ours == 8
+        assert (second.snapshot().capacity, second.snapshot().ceiling) == (62, 62)
+        mine.ours = theirs.foreign = 8
+    await second.aclose()
+    mine.foreign = 0
+    await until_it_holds(lambda: first.snapshot().capacity == 72, first)
+    await first.aclose()

@@ -1,0 +1,128 @@
+"""``gpu-admission hold``: any command on a shared budget, with real processes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_admission import cli
+from gpu_admission.budget.ticket import GRANTED, Ticket
+from gpu_admission.shared.folder import FolderLog
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.operations import Terms
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "gpu0"
+
+
+@pytest.fixture
+def server(folder: Path) -> Iterator[SharedLedger]:
+    """Another process of the budget, of 100 bytes."""
+    shared = SharedLedger(FolderLog(folder), Terms((100,), max_waiting=7))
+    shared.start()
+    yield shared
+    shared.stop()
+
+
+def hold(*arguments: object) -> int:
+    return cli.main(["hold", *map(str, arguments)])
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gpu_admission.cli", "hold", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def until_held(server: SharedLedger, size: int) -> None:
+    end = time.monotonic() + 30
+    while True:
+        server.catch_up()
+        if server.ledger.in_use == size:
+            return
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_status_is_that_of_the_command_and_the_bytes_come_back(
+    folder: Path, server: SharedLedger
+) -> None:
+    assert hold(60, folder, "--", sys.executable, "-c", "raise SystemExit(7)") == 7
+    server.catch_up()
+    assert server.ledger.in_use == 0
+    assert server.ledger.lanes[0].max_waiting == 7  # the settings in force are as they were
+
+
+def test_it_waits_for_the_bytes(folder: Path, server: SharedLedger) -> None:
+    first = Ticket(60)
+    server.ask(first)
+    holding = start(60, folder, "--", sys.executable, "-c", "print('ran')")
+    end = time.monotonic() + 30
+    while not server.ledger.waiting:
+        server.catch_up()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert holding.poll() is None
+    server.release(first)
+    assert holding.communicate(timeout=30)[0] == "ran\n"
+
+
+def test_signals_reach_the_command(folder: Path, server: SharedLedger) -> None:
+    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(3)); print('up', flush=True)"
+    with start(60, folder, "--", sys.executable, "-c", f"{code}; signal.pause()") as holding:
+        assert holding.stdout is not None
+        assert holding.stdout.readline() == "up\n"
+        until_held(server, 60)
+        holding.send_signal(signal.SIGTERM)
+        assert holding.wait(30) == 3
+    until_held(server, 0)
+
+
+def test_a_command_that_a_signal_ended_is_told_as_shells_do(folder: Path, server: SharedLedger) -> None:
+    assert hold(1, folder, "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)") == 128 + 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "sentence"),
+    [
+        (("--timeout", "0", "101", "FOLDER", "--", "true"), 125, "the largest request that fits is 100 B"),
+        (("1", "FOLDER", "--", "no-such-command-here"), 127, "no-such-command-here"),
+        (("1", "FOLDER"), 125, "say what to run"),
+        (("much", "FOLDER", "--", "true"), 125, "size"),
+        (("1", "gpu0", "--", "true"), 125, "must be an absolute path"),
+    ],
+)
+def test_what_can_not_be_run_says_why(
+    folder: Path,
+    server: SharedLedger,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    status: int,
+    sentence: str,
+) -> None:
+    assert hold(*(str(folder) if each == "FOLDER" else each for each in arguments)) == status
+    assert sentence in capsys.readouterr().err
+
+
+def test_it_gives_up_at_its_timeout(
+    folder: Path, server: SharedLedger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = Ticket(60)
+    server.ask(held)
+    assert held.state is GRANTED
+    assert hold("--timeout", "0.05", 60, folder, "--", "true") == 125
+    assert "--timeout=0.05" in capsys.readouterr().err
+    server.release(held)
+
+
+def test_a_budget_that_is_new_needs_a_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hold(1, folder, "--", "true") == 125
+    assert "give --capacity" in capsys.readouterr().err
+    assert hold("--capacity", "100", 1, folder, "--", sys.executable, "-c", "") == 0
