@@ -45,6 +45,10 @@ class _Saved(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     about: str = ""
 
 
+_SHOWN = 1e300
+"""Larger numbers are not written out: a body may hold any."""
+
+
 class Linear:
     """``constant + sum(coefficient x feature)``, with features such as ``"prompt_tokens"`` and
     products such as ``"prompt_tokens*sequences"``; see ``features.feature`` for the names.
@@ -113,7 +117,7 @@ class Linear:
     def _beyond(self, workload: Workload) -> list[str]:
         """The features of which ``workload`` has more than any row had, or which are no number."""
         return [
-            f"{name} {value:g} > {most:g}"
+            f"{name} {min(value, _SHOWN):g} > {most:g}"
             for name, read, most in self._reach
             if not (value := read(workload)) <= most
         ]

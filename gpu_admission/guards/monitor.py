@@ -349,11 +349,7 @@ class Monitor:
 
 def given_devices(settings: Settings) -> tuple[Device, ...]:
     """Those of the settings, or one to hang guards on that need no reading."""
-    keys = [device.key for device in settings.devices]
-    twice = next((key for key in keys if keys.count(key) > 1), None)
-    if twice is not None:
-        raise ValueError(f"devices: {twice} is there twice, and would be given out twice")
-    if keys or settings.guards == () or not isinstance(settings.capacity, int):
+    if settings.devices or settings.guards == () or not isinstance(settings.capacity, int):
         return tuple(settings.devices)
     reader = next((g.name for g in settings.guards or () if isinstance(g, DeviceGuard)), None)
     if reader is not None:

@@ -157,6 +157,8 @@ class Metering:
 
     def connection(self, scope: Scope, root_path: str = "") -> Rule | None:
         """The rule for a ``websocket`` scope; ``None``: it is not metered."""
+        if not self._websockets.patterns:
+            return None
         path = route_path(scope["path"], root_path or scope.get("root_path", ""))
         pattern = self._websockets.match(path)
         if pattern is None or self._by_path is None:

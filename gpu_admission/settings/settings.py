@@ -85,7 +85,12 @@ def _lanes(name: str, value: Any) -> tuple[Lane, ...]:
 
 
 def _devices(name: str, value: Any) -> tuple[Device, ...]:
-    return () if value is None else checks.every(Device)(name, value)
+    devices: tuple[Device, ...] = () if value is None else checks.every(Device)(name, value)
+    keys = [device.key for device in devices]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"devices: {twice} is there twice, and would be given out twice")
+    return devices
 
 
 def _observers(name: str, value: Any) -> tuple[Observer, ...]:

@@ -62,7 +62,6 @@ BROKEN = {
     "cut short deflate": (b"deflate", zlib.compress(ASKS)[:-1]),
     "cut short br": (b"br", brotli.compress(ASKS)[:-1]),
     "cut short zstd": (b"zstd", _zstd(ASKS)[:-1]),
-    "empty": (b"gzip", b""),
     "bytes behind": (b"gzip", gzip.compress(ASKS) + b"more"),
     "bytes behind deflate": (b"deflate", zlib.compress(ASKS) + b"more"),
     "bytes behind br": (b"br", brotli.compress(ASKS) + b"more"),
@@ -90,6 +89,16 @@ async def test_bl_24_what_cannot_be_unpacked_is_refused_or_charged_the_fallback(
         raw = 100_003 if packed == ASKS else 0
         assert call.lease.bytes == max(777, raw)
         assert call.read == packed
+
+
+async def test_an_empty_body_asks_for_nothing_however_it_is_said_to_be_packed() -> None:
+    async with scenario(estimator=asked_tokens, capacity=10**6) as scene:
+        call = await scene.run(b"", headers=[(b"content-encoding", b"gzip")])
+        assert (call.status, call.lease) == (200, None)
+    async with scenario(estimator=asked_tokens, capacity=10**6, fallback=777) as scene:
+        call = await scene.run(b"", headers=[(b"content-encoding", b"gzip")])
+        assert call.lease is not None
+        assert call.lease.bytes == 777
 
 
 def gzip_bomb(mebibytes: int) -> bytes:
