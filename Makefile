@@ -1,11 +1,12 @@
 # make demo: the demonstration on a small torch model.  make test: every check that CI makes.
+# make slow: what takes minutes each (chaos, storms, every state of the model, real models).
 # PYTHON chooses the interpreter (3.11 or newer), TORCH what pip installs for torch.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
 
-.PHONY: demo test lint types unit bench
+.PHONY: demo test lint types unit slow bench
 demo: $(VENV)/demo
 	$(BIN)/gpu-admission demo
 
@@ -20,9 +21,12 @@ types: $(VENV)/test
 
 unit: $(VENV)/test
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage run -m pytest -m "not slow"
 	$(BIN)/coverage report --fail-under=95 --skip-covered
 	$(BIN)/coverage report --fail-under=99 --show-missing --include='*/budget/*,*/http/*'
+
+slow: $(VENV)/test
+	$(BIN)/pytest -m slow
 
 bench: $(VENV)/bench
 	$(BIN)/python -m tests.bench

@@ -412,7 +412,7 @@ def test_results_are_not_kept_alive_by_the_thread() -> None:
         async with Instances(Model, 1) as models:
             await models.run(lambda model: Large())
             gc.collect()
-            assert not [thing for thing in gc.get_objects() if isinstance(thing, Large)]
+            assert not [thing for thing in gc.get_objects() if type(thing) is Large]
 
     anyio.run(main)
 
