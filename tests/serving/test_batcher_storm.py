@@ -59,13 +59,15 @@ class Storm:
 
     async def caller(self, number: int) -> None:
         price, patience = self.dice.randrange(1, 400), self.dice.randrange(60)
+        answered = False
         with anyio.CancelScope() as scope:
             async with anyio.create_task_group() as tasks:
                 if patience < 20:
                     tasks.start_soon(self.hang_up, scope, patience)
                 await self.ask(number, price)
+                answered = True
                 tasks.cancel_scope.cancel()
-        if scope.cancelled_caught:
+        if scope.cancelled_caught and not answered:  # one may also hang up on its answer
             self.ends["left"] += 1
 
     async def hang_up(self, scope: anyio.CancelScope, patience: int) -> None:
