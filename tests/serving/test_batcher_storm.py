@@ -26,7 +26,7 @@ class Storm:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
-        self.budget = Admission(capacity=CAPACITY, estimator="1GiB", timeout=0.02, max_waiting=20)
+        self.budget = Admission(capacity=CAPACITY, guards=(), estimator="1GiB", timeout=0.02, max_waiting=20)
         self.ends = {"ok": 0, "raised": 0, "refused": 0, "left": 0}
         self.shifted = 0
         """Errors that were another caller's."""
