@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 
+from gpu_admission.admission.twins import twins
 from gpu_admission.devices import Readings
 from tests.cards import HandClock
 
@@ -22,6 +23,12 @@ settings.load_profile("unhurried")
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
     backend: tuple[str, dict[str, object]] = request.param
     return backend
+
+
+@pytest.fixture(autouse=True)
+def no_twins() -> None:
+    """Budgets that other tests have left alive give out other devices than this one's."""
+    twins.cache_clear()
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ async def test_an_open_breaker_refuses_at_once_and_says_until_when(by_hand: Hand
     async with guarded(by_hand) as scene:
         await open_breaker(scene)
         by_hand.pass_(10)
-        call = await scene.run()
+        call = await scene.run(b"x", headers=[(b"content-length", b"1")])
         assert call.receives == 0, "no body is asked for"
         assert "3 requests in a row ran out of memory" in refused(call)["detail"]
         assert 20 <= int(call.headers["retry-after"]) <= 31

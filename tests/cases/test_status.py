@@ -354,7 +354,7 @@ async def test_bl_22_while_the_breaker_is_open_no_body_is_read_and_probes_are_an
     first = Call(app, b"question", error=error)
     await first.run()
     assert isinstance(first.error, RuntimeError)
-    refused = Call(app, b"question")
+    refused = Call(app, b"question", headers=[(b"content-length", b"8")])
     await refused.run()
     assert (refused.status, refused.receives) == (503, 0)
     assert refused.problem()["reason"] == "gpu_unavailable"

@@ -144,8 +144,18 @@ def ticking(every: float = 0.001) -> tuple[Readings, threading.Semaphore]:
     return Readings([FixedDevice(1)], tell, every=every), ticks
 
 
+STRAYS: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def strays() -> None:
+    """Threads that other tests have left are none of these tests'."""
+    STRAYS.clear()
+    STRAYS.update(threading.enumerate())
+
+
 def threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "gpu-admission-readings"]
+    return [t for t in threading.enumerate() if t.name == "gpu-admission-readings" and t not in STRAYS]
 
 
 def test_once_started_it_reads_again_and_again_until_stopped() -> None:

@@ -195,10 +195,12 @@ async def test_without_strict_it_starts_and_says_what_will_be_refused(
 def test_the_same_app_may_be_started_again_and_reads_again() -> None:
     app = GPUAdmission(model_app(Card(HandClock())), devices=[FixedDevice(100)], estimator=10)
     threads = []
+    strays = set(threading.enumerate())
     for _ in range(2):
         with TestClient(app) as client:
             assert client.post("/work").status_code == 200
-            (thread,) = (t for t in threading.enumerate() if t.name == "gpu-admission-readings")
+            started = set(threading.enumerate()) - strays
+            (thread,) = (t for t in started if t.name == "gpu-admission-readings")
             threads.append(thread)
         thread.join(30)
         assert not thread.is_alive()
