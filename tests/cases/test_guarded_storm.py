@@ -94,6 +94,8 @@ async def test_whatever_happens_to_devices_and_requests_all_comes_back(by_hand: 
             calls = await wave(scene, cards, by_hand, dice)
             await clear_up(scene, cards, by_hand)
             for call in calls:
+                with anyio.fail_after(10):  # a thread may be on its way
+                    await call.done.wait()
                 assert call.ended
                 ends[str(call.status) if call.starts else "no answer"] += 1
                 call.check()
