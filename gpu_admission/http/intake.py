@@ -139,19 +139,23 @@ class Intake:
         except (Rejected, ClientLeft) as error:
             if admission.mode == "shadow":
                 return await self._unread()
-            cause = self.body.failure or error
-            if isinstance(cause, Rejected):
-                self.refuse(cause)
-            else:
-                admission.entrance.left(lane=self.lane, route=self.rule.route)
-            self.body.close()
-            raise cause from None
+            raise self._lost(error) from None
         except BaseException:
             self.body.close()
             raise
         finally:
             if self.body.counted:
                 self.body.hand_over()
+
+    def _lost(self, error: Exception) -> Exception:
+        """Close the body and count the end; what is raised, which a server's own failure comes before."""
+        cause = self.body.failure or error
+        if isinstance(cause, Rejected):
+            self.refuse(cause)
+        else:
+            self.admission.entrance.left(lane=self.lane, route=self.rule.route)
+        self.body.close()
+        return cause
 
     async def _unread(self) -> Lease:
         charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
