@@ -21,7 +21,7 @@ types: $(VENV)/test
 
 unit: $(VENV)/test
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest -m "not slow"
+	$(BIN)/pytest -m "not slow" --numprocesses auto --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --fail-under=95 --skip-covered
 	$(BIN)/coverage report --fail-under=98 --show-missing --include='*/budget/*,*/http/*'
 

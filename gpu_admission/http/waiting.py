@@ -70,8 +70,10 @@ class WhileWaiting:
 
     async def _keep_alive(self, left: anyio.CancelScope) -> None:
         await anyio.sleep(FIRST_SECONDS)
-        if not self._is_streaming():
-            return
+        while not self._is_streaming():
+            if self._intake.body.complete:
+                return
+            await anyio.sleep(FIRST_SECONDS)  # what it asks for is still on its way
         try:
             await self._say({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             while True:

@@ -37,8 +37,18 @@ def end(kind: Any = "ok") -> Outcome:
     return Outcome(kind, 1, "Boom")
 
 
+STRAYS: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def strays() -> None:
+    """Threads that other tests have left are none of these tests'."""
+    STRAYS.clear()
+    STRAYS.update(threading.enumerate())
+
+
 def ticking() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "gpu-admission-readings"]
+    return [t for t in threading.enumerate() if t.name == "gpu-admission-readings" and t not in STRAYS]
 
 
 # measuring

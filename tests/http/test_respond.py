@@ -143,7 +143,9 @@ async def test_an_on_reject_that_fails_is_logged_and_problem_details_are_sent(
 
 
 @pytest.mark.parametrize(
-    "on_reject", ["problem", "openai", lambda info, rejected: PlainTextResponse("busy", 429)], ids=str
+    "on_reject",
+    ["problem", "openai", lambda info, rejected: PlainTextResponse("busy", 429)],
+    ids=["problem", "openai", "own"],
 )
 async def test_head_gets_the_same_headers_and_no_body(on_reject: Any) -> None:
     whole = await answered(on_reject, refusal())

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from gpu_admission import Admission, GPUAdmission, Lease
 from gpu_admission.http import waiting
+from gpu_admission.testing.calls import chunks
 from gpu_admission.types import Estimate, Message
 from tests.cases.harness import Call, settle, until
 from tests.test_openai_client import served
@@ -205,6 +206,23 @@ async def test_who_asks_for_no_event_stream_waits_as_ever(how: dict[str, Any]) -
         held.release()
         await one.done.wait()
     assert one.status == 200
+
+
+@pytest.mark.anyio
+async def test_a_body_that_comes_slowly_is_kept_alive_once_it_has_come() -> None:
+    site = Site()
+    held = await site.fill()
+    one = Call(site.app, path=CHAT, headers=[(b"content-type", b"application/json")], messages=[])
+    async with anyio.create_task_group() as group:
+        group.start_soon(one.run)
+        one.feed(*chunks(BODY[:10], complete=False))
+        await until(lambda: site.admission.waiting == 1)
+        await anyio.sleep(5 * waiting.FIRST_SECONDS)
+        assert one.sent == []
+        one.feed(*chunks(BODY[10:]))
+        await until(lambda: b": waiting" in one.body)
+        held.release()
+    assert one.body.endswith(b"data: [DONE]\n\n")
 
 
 @pytest.mark.anyio

@@ -196,7 +196,9 @@ def test_a_partial_keeps_the_name_that_fastapi_gives_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "target", [FastAPI(), Starlette(), staticmethod(print), classmethod(print)], ids=repr
+    "target",
+    [FastAPI(), Starlette(), staticmethod(print), classmethod(print)],
+    ids=lambda target: type(target).__name__,
 )
 def test_what_is_no_endpoint_is_refused_at_once(target: Any) -> None:
     with pytest.raises(TypeError, match=r"admit\(\)"):
