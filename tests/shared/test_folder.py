@@ -74,7 +74,7 @@ def test_a_waiter_is_woken_by_the_process_that_gives_back(join: Callable[..., Sh
     first, second = join(), join(pulse=True)
     held, waiting = ask(first, 70), ask(second, 40)
     first.release(held)
-    wait_for(lambda: waiting.state is GRANTED, 0.5)
+    wait_for(lambda: waiting.state is GRANTED)
 
 
 def test_the_folder_and_all_in_it_are_for_the_owner_alone(
@@ -200,7 +200,7 @@ def test_bytes_of_a_killed_process_come_back_to_those_who_live(
     living = join(pulse=True)
     kill_while_it_holds(folder, 60)
     waiting = ask(living, 100)
-    wait_for(lambda: waiting.state is GRANTED, 0.5)
+    wait_for(lambda: waiting.state is GRANTED)
 
 
 def test_a_log_that_was_removed_grants_nothing_until_the_living_have_declared(
@@ -342,7 +342,7 @@ def test_a_long_path_is_no_obstacle_to_waking(tmp_path: Path) -> None:
     second.start()
     held, waiting = ask(first, 70), ask(second, 40)
     first.release(held)
-    wait_for(lambda: waiting.state is GRANTED, 0.5)
+    wait_for(lambda: waiting.state is GRANTED)
     second.release(waiting)
     second.stop()
     first.stop()
