@@ -60,6 +60,7 @@ WRONG: dict[str, list[Any]] = {
     "oom_event": [1],
     "clamp_new_tokens": [1],
     "server_timing": [1],
+    "load_header": [1],
     "name": ["", 5],
 }
 EACH = [

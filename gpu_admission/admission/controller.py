@@ -53,7 +53,9 @@ class Admission:
         self.lane_names: tuple[str, ...] = tuple(lane.name for lane in settings.lanes)
         pickers = [picker for picker in (settings.lane, settings.flow) if picker is not None]
         self.picks_lanes = bool(pickers)
-        self.shapes_responses = settings.server_timing or settings.hold == "response"
+        self.shapes_responses = (
+            settings.server_timing or settings.load_header or settings.hold == "response"
+        )
         """Whether the settings add anything to every response."""
         self.pickers_read = any(getattr(picker, "needs_body", True) for picker in pickers)
         self.events = Events(self.lane_names)
@@ -83,6 +85,7 @@ class Admission:
         if self._capacity != settings.capacity:
             self.monitor.fix_capacity()
         refusals = Refusals(settings, self.locked)
+        self.load = refusals.load
         self.endings = Endings(self, settings, self.locked, self.monitor, self.events, refusals)
         self.startup = Startup(settings, self.metering, self.locked, self.monitor, self.events)
         self.entrance = Entrance(

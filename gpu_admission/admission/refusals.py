@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 
+from gpu_admission.admission.load import HEADER, LoadReport
 from gpu_admission.admission.seam import Budget
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import QueueFull, QueueTimeout, Rejected, TooLarge, Unavailable
@@ -40,6 +41,7 @@ class Refusals:
     def __init__(self, settings: Settings, locked: Budget) -> None:
         self._settings = settings
         self._locked = locked
+        self.load = LoadReport(locked)
 
     def why_not(self, ticket: Ticket, closed: Verdict | None, trying: Verdict | None) -> Rejected:
         """Why the ledger has refused ``ticket``, where guards say ``closed``, or ``trying``."""
@@ -154,3 +156,5 @@ class Refusals:
             waiting=waiting,
             retry_after=retry_after(forecast, self._settings.timeout / 2),
         )
+        if self._settings.load_header:
+            rejected.headers = {**(rejected.headers or {}), HEADER: self.load.header(rejected.status)}

@@ -19,6 +19,7 @@ from gpu_admission.errors import Rejected
 from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
+from gpu_admission.http.load import reported
 from gpu_admission.http.timing import timed
 from gpu_admission.runtime.loop import running_asyncio
 from gpu_admission.runtime.timelimit import ENDED, NOT_BEGUN, rest
@@ -152,6 +153,8 @@ def shaped(intake: Intake, lease: Lease, send: Send) -> Send:
     settings = lease.issuer.settings
     if settings.server_timing:
         send = timed(lease, send)
+    if settings.load_header:
+        send = reported(intake.admission.load, send)
     if settings.hold == "response":
         send = released_at_end(lease, send)
     if intake.clamped_to is not None:

@@ -14,11 +14,13 @@ from typing import Any
 import anyio
 
 from gpu_admission.admission.lease import Lease
+from gpu_admission.admission.load import HEADER
 from gpu_admission.bodies.large import SMALL_BYTES
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import Rejected
 from gpu_admission.http.headers import of_the_body
 from gpu_admission.http.intake import Intake
+from gpu_admission.http.load import load_entry
 from gpu_admission.http.run import run
 from gpu_admission.types import ASGIApp, Message, Scope, Send
 
@@ -36,7 +38,7 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-_EXPECTED = {b"connection", b"content-length", b"date", b"server", b"transfer-encoding"}
+_EXPECTED = {b"connection", b"content-length", b"date", b"server", b"transfer-encoding", HEADER.encode()}
 
 
 class WhileWaiting:
@@ -75,13 +77,17 @@ class WhileWaiting:
                 return
             await anyio.sleep(FIRST_SECONDS)  # what it asks for is still on its way
         try:
-            await self._say({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await self._say({"type": "http.response.start", "status": 200, "headers": self._headers()})
             while True:
                 await self._say({"type": "http.response.body", "body": self._comment(), "more_body": True})
                 await anyio.sleep(EVERY_SECONDS)
         except Exception as error:
             logger.info("a client that waits can't be kept alive: %s", type(error).__name__)
             left.cancel()
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        admission = self._intake.admission
+        return [*_HEADERS, load_entry(admission.load, 200)] if admission.settings.load_header else _HEADERS
 
     async def _say(self, message: Message) -> None:
         """Whole, even if the wait ends meanwhile: half a comment would spoil the stream."""

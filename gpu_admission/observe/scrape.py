@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpu_admission.observe.families import Families
+from gpu_admission.observe.gateway import WithGatewayNames
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 
 if TYPE_CHECKING:
@@ -25,17 +26,19 @@ if TYPE_CHECKING:
 _LIVE = re.compile(r"gauge_live[a-z]+_(\d+)\.db")
 
 
-def metrics_app(*, registry: CollectorRegistry | None = None) -> ASGIApp:
+def metrics_app(*, registry: CollectorRegistry | None = None, inference_gateway: bool = False) -> ASGIApp:
     """The metrics of ``registry``, the default one if ``None``: ``app.mount("/metrics", metrics_app())``.
 
     Where ``PROMETHEUS_MULTIPROC_DIR`` is set, every worker answers for all of them.
+    ``inference_gateway=True`` adds the three gauges by which the Gateway API inference extension
+    chooses a server, under vLLM's names; leave it out where an engine beside tells its own.
     """
     import prometheus_client
 
     registry = prometheus_client.REGISTRY if registry is None else registry
     folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
     if folder is None:
-        one_process: ASGIApp = prometheus_client.make_asgi_app(registry)
+        one_process: ASGIApp = prometheus_client.make_asgi_app(_named(registry, inference_gateway))
         return one_process
     families = Families.of(registry)
     from prometheus_client.multiprocess import MultiProcessCollector
@@ -45,9 +48,20 @@ def metrics_app(*, registry: CollectorRegistry | None = None) -> ASGIApp:
         families.refresh()
         together = prometheus_client.CollectorRegistry()
         MultiProcessCollector(together, folder)  # type: ignore[no-untyped-call]
-        await prometheus_client.make_asgi_app(together)(scope, receive, send)
+        await prometheus_client.make_asgi_app(_named(together, inference_gateway))(scope, receive, send)
 
     return all_processes
+
+
+def _named(registry: CollectorRegistry, inference_gateway: bool) -> CollectorRegistry:
+    """``registry``, and with it the gateway's names where they are asked for."""
+    if not inference_gateway:
+        return registry
+    from prometheus_client import CollectorRegistry
+
+    together = CollectorRegistry()
+    together.register(WithGatewayNames(registry))
+    return together
 
 
 def drop_dead(folder: Path, families: Families) -> None:

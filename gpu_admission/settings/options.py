@@ -147,6 +147,10 @@ class Options(TypedDict, total=False):
     bodies that are not compressed. Default: False."""
     server_timing: bool
     """Say the time in the queue in a ``Server-Timing`` header. Default: False."""
+    load_header: bool
+    """Tell load balancers in each answer how full the budget is and how many wait: the ORCA report in the
+    header ``endpoint-load-metrics``. For ``GPUAdmission``, and the refusals of every door.
+    Default: False."""
     profile: int
     """Trace this many of the next admitted requests with ``torch.profiler``. Default: 0."""
     shared: str | os.PathLike[str] | Log | None

@@ -178,6 +178,7 @@ class Settings:
     oom_status: int | None = _setting(checks.optional(_status), None)
     clamp_new_tokens: bool = _setting(checks.flag, False)
     server_timing: bool = _setting(checks.flag, False)
+    load_header: bool = _setting(checks.flag, False)
     profile: int = _setting(checks.count(0), 0)
     shared: Any = _setting(_as_it_is, None)
     shared_fallback: float = _setting(checks.share, 0.0)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from starlette.testclient import TestClient
@@ -17,6 +18,7 @@ from gpu_admission import Admission
 from gpu_admission.observe import Metrics, metrics_app
 from gpu_admission.observe.families import Families
 from gpu_admission.observe.scrape import drop_dead
+from gpu_admission.testing import Call, cost, scenario
 
 LOST = "gpu_admission_leases_lost_total"
 
@@ -29,6 +31,36 @@ def test_a_mounted_scrape_shows_what_is_now() -> None:
     answer = TestClient(app).get("/metrics/")
     assert answer.headers["content-type"].startswith("text/plain")
     assert 'gpu_admission_capacity_bytes{budget="default",device="device"} 2.147483648e+10' in answer.text
+
+
+GATEWAY = {
+    "vllm:num_requests_waiting": 2.0,
+    "vllm:num_requests_running": 1.0,
+    "vllm:kv_cache_usage_perc": 0.75,
+}
+
+
+@pytest.mark.anyio
+async def test_the_names_of_the_inference_gateway_are_there_where_they_are_asked_for() -> None:
+    registry = CollectorRegistry()
+    async with scenario(
+        estimator=cost, capacity=100, max_waiting=9, observers=[Metrics(registry=registry)]
+    ) as scene:
+        calls = [await scene.start(cost=75) for _ in range(3)]
+        plain = Call(metrics_app(registry=registry), method="GET", path="/")
+        await plain.run()
+        named = Call(metrics_app(registry=registry, inference_gateway=True), method="GET", path="/")
+        await named.run()
+        for call in calls:
+            call.finish()
+    assert "vllm:" not in plain.body.decode()
+    samples = {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(named.body.decode())
+        for sample in family.samples
+    }
+    assert {name: samples[name] for name in GATEWAY} == GATEWAY
+    assert {name for name in samples if name.startswith("gpu_admission_")}
 
 
 def test_without_a_registry_it_is_the_default_one() -> None:

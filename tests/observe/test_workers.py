@@ -110,7 +110,7 @@ def test_one_scrape_is_right_for_all_workers_also_after_one_was_killed_with_a_le
     os.kill(held[0], signal.SIGKILL)
     took = until(sees("in_use_bytes", 6 * GIB), 2.0)
     after = server.scrape()
-    assert after["running_requests", ""] == 1
+    assert after["running_requests", ""] == after["vllm:num_requests_running", ""] == 1
     assert after["leases_lost_total", ""] == 1
     assert after["requests_total", "admitted"] == 2
     print(f"the scrape was right after {took:.2f} s")
