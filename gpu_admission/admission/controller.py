@@ -53,9 +53,7 @@ class Admission:
         self.lane_names: tuple[str, ...] = tuple(lane.name for lane in settings.lanes)
         pickers = [picker for picker in (settings.lane, settings.flow) if picker is not None]
         self.picks_lanes = bool(pickers)
-        self.shapes_responses = (
-            settings.server_timing or settings.load_header or settings.hold == "response"
-        )
+        self.shapes_responses = settings.server_timing or settings.load_header or settings.hold == "response"
         """Whether the settings add anything to every response."""
         self.pickers_read = any(getattr(picker, "needs_body", True) for picker in pickers)
         self.events = Events(self.lane_names)

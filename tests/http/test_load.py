@@ -1,4 +1,4 @@
-"""``endpoint-load-metrics``: what balancers are told, in the form that they read, and only where it is asked for."""
+"""``endpoint-load-metrics``: what balancers are told, as they read it, and only where it is asked for."""
 
 from __future__ import annotations
 

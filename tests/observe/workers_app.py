@@ -30,6 +30,10 @@ async def ready(request: Request) -> PlainTextResponse:
 
 
 app = Starlette(
-    routes=[Route("/hold", hold, methods=["POST"]), Route("/ready", ready), Mount("/metrics", metrics_app(inference_gateway=True))]
+    routes=[
+        Route("/hold", hold, methods=["POST"]),
+        Route("/ready", ready),
+        Mount("/metrics", metrics_app(inference_gateway=True)),
+    ]
 )
 app.add_middleware(GPUAdmission, admission=admission)
