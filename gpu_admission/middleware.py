@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from gpu_admission.admission import Admission
+from gpu_admission.admission.rebuilt import rebuilds
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.http import websocket
 from gpu_admission.http.charge import AsksForNothing
@@ -26,7 +27,9 @@ class GPUAdmission:
     """ASGI middleware: a metered request starts when its bytes fit, waits, or is refused.
 
     Give it an ``admission`` to share one budget between several doors, or the settings of a
-    new one (see ``Settings``). Raises ``TypeError``/``ValueError`` for wrong settings.
+    new one (see ``Settings``). Built again for the same app with the very same objects as settings,
+    as Starlette does with what ``add_middleware`` was given, it goes on with the budget that it had.
+    Raises ``TypeError``/``ValueError`` for wrong settings.
     """
 
     def __init__(
@@ -37,7 +40,9 @@ class GPUAdmission:
         if admission is not None and not isinstance(admission, Admission):
             raise TypeError(f"admission must be an Admission, not {type(admission).__name__}")
         self.app = app
-        self.admission = admission = Admission(**options) if admission is None else admission
+        if admission is None:
+            admission = rebuilds().admission(self, app, **options)
+        self.admission = admission
         self._root_path = root_path_of(app)
         self._may_clamp = admission.settings.clamp_new_tokens and admission.mode == "enforce"
 
@@ -67,7 +72,7 @@ class GPUAdmission:
         except ClientLeft:
             return
         if is_inside:
-            await run_inside(self.app, block, scope, intake.body, send)
+            await run_inside(self.app, block, intake.body, scope, intake.body, send)
         elif waiting is not None and waiting.has_begun:
             await run_merged(self.app, intake, lease, scope, waiting)
         else:

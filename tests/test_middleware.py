@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import prometheus_client
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
-from gpu_admission import Admission, GPUAdmission
+from gpu_admission import Admission, Estimate, GPUAdmission
+from gpu_admission.observe import Metrics
+from gpu_admission.types import ASGIApp
 from tests.cases.harness import working
 
 ADMISSION = Admission(capacity=100, estimator=1)
@@ -39,3 +46,92 @@ def test_it_has_the_admission_that_it_was_given_or_one_of_its_own() -> None:
     assert GPUAdmission(working, admission=ADMISSION).admission is ADMISSION
     own = GPUAdmission(working, capacity="1GiB", estimator="1MiB").admission
     assert own.snapshot().capacity == 2**30
+
+
+# built again
+
+
+def starlette(**settings: Any) -> Starlette:
+    async def handle(request: Request) -> Response:
+        return Response()
+
+    app = Starlette(routes=[Route("/g", handle, methods=["POST"])])
+    app.add_middleware(GPUAdmission, **settings)
+    return app
+
+
+def budget_in(stack: ASGIApp) -> Admission:
+    while not isinstance(stack, GPUAdmission):
+        stack = stack.app  # type: ignore[attr-defined]
+    return stack.admission
+
+
+def test_a_stack_that_is_built_again_goes_on_with_its_budget_and_its_metrics() -> None:
+    registry = prometheus_client.CollectorRegistry()
+    app = starlette(capacity=100, estimator=60, observers=[Metrics(registry=registry)])
+    first = budget_in(app.build_middleware_stack())
+    assert budget_in(app.build_middleware_stack()) is first
+
+
+def test_a_stack_that_is_built_again_goes_on_with_a_budget_of_plain_settings() -> None:
+    app = starlette(capacity="20GiB", estimator="1GiB")
+    app.middleware_stack = stack = app.build_middleware_stack()
+    assert budget_in(app.build_middleware_stack()) is budget_in(stack)
+
+
+@pytest.mark.anyio
+async def test_a_stack_that_is_built_again_knows_what_work_of_the_last_one_still_holds() -> None:
+    app = starlette(capacity=100, estimator=60)
+    lease = await budget_in(app.build_middleware_stack()).acquire(Estimate(60))
+    assert budget_in(app.build_middleware_stack()).in_use == 60
+    lease.release()
+
+
+def test_an_app_that_is_wrapped_twice_with_the_same_settings_has_one_budget() -> None:
+    settings: Any = {"capacity": "1GiB", "estimator": {"/g": "1MiB"}}
+    app = starlette(**settings)
+    app.add_middleware(GPUAdmission, **settings)
+    inner = app.build_middleware_stack()
+    outer = GPUAdmission(GPUAdmission(app, **settings), **settings)
+    assert outer.admission is outer.app.admission is budget_in(inner)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("other", [{"capacity": 101}, {"capacity": 100, "timeout": 5}])
+def test_other_settings_for_the_same_app_are_another_budget(other: dict[str, Any]) -> None:
+    one = GPUAdmission(working, capacity=100, estimator=1)
+    assert GPUAdmission(working, estimator=1, **other).admission is not one.admission
+
+
+def test_the_same_settings_for_another_app_are_another_budget() -> None:
+    settings: Any = {"capacity": 100, "estimator": {"/g": 1}}
+    assert GPUAdmission(starlette(**settings), **settings).admission is not (
+        GPUAdmission(starlette(**settings), **settings).admission
+    )
+
+
+def test_observers_are_told_of_one_budget_whichever_app_is_before_it() -> None:
+    settings: Any = {
+        "capacity": 100,
+        "estimator": 1,
+        "observers": [Metrics(registry=prometheus_client.CollectorRegistry())],
+    }
+    one = GPUAdmission(starlette(**settings), **settings)
+    assert GPUAdmission(starlette(**settings), **settings).admission is one.admission
+
+
+def test_a_middleware_that_is_gone_leaves_nothing_to_the_next() -> None:
+    app = starlette(capacity=100, estimator=1)
+    admission = budget_in(app.build_middleware_stack())
+    admission.drain()
+    assert not budget_in(app.build_middleware_stack()).snapshot().draining
+
+
+def test_an_app_that_nothing_can_refer_to_weakly_has_a_budget_of_its_own() -> None:
+    class Slotted:
+        __slots__ = ()
+
+        async def __call__(self, *call: Any) -> None: ...
+
+    app = Slotted()
+    one = GPUAdmission(app, capacity=100, estimator=1)
+    assert GPUAdmission(app, capacity=100, estimator=1).admission is not one.admission

@@ -47,6 +47,8 @@ class Admission:
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
+        self.given = options
+        """The settings as they were given."""
         self.settings = settings = Settings.of(options)
         self.metering = settings.metering()
         self.mode = settings.mode
@@ -183,7 +185,7 @@ class Admission:
         Of a shared budget this is for this process; ``gpu-admission budget drain`` is for all.
         May be called from any thread, and from a signal handler.
         """
-        self.locked.turn.take(self.locked.drain)
+        self.locked.turn.take(self.entrance.drain)
 
     async def aclose(self) -> None:
         """Drain, leave a shared budget, and stop what runs in the background.

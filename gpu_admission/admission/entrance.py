@@ -28,6 +28,9 @@ from gpu_admission.runtime.loop import Home, running_asyncio, running_loop
 from gpu_admission.settings import Settings
 from gpu_admission.types import Estimate, Place
 
+_LOOK_SECONDS = 0.5
+"""How often it is looked whether a guard, or another process, has closed the doors."""
+
 
 class Asked(TypedDict, total=False):
     """How a lease is asked for, beside its estimate."""
@@ -71,6 +74,7 @@ class Entrance:
         self._waiting = Waiting(settings, locked, monitor, refusals)
         self._shadow = Shadow(issuer, locked, monitor, events, refusals, self._waiting)
         self._measuring: anyio.CapacityLimiter | None = None
+        self._open_for: set[anyio.CancelScope] = set()
 
     def check_open(self) -> None:
         """The cheap checks, before a body is read. Raises ``Unavailable`` or ``QueueFull``."""
@@ -85,6 +89,28 @@ class Entrance:
             raise self._refusals.closed(self._monitor.closed)
         if ledger.waiting and len(self._lane_names) == 1 and ledger.is_full(0):
             raise self._refusals.queue_full(0)
+
+    async def closed(self) -> None:
+        """Wait until nothing is let in any more. Then raises ``Unavailable``."""
+        if self._mode != "enforce":
+            await anyio.sleep_forever()
+        if running_asyncio() is not self._home.loop:
+            self._come_home()
+        while not self._locked.is_closed and self._monitor.closed is None:
+            with anyio.move_on_after(_LOOK_SECONDS) as waiting:
+                self._open_for.add(waiting)
+                try:
+                    if not self._locked.is_closed:  # or it was closed before it could be told
+                        await anyio.sleep_forever()
+                finally:
+                    self._open_for.discard(waiting)
+        self.check_open()
+
+    def drain(self) -> None:
+        """Let nothing in from now on. In a turn that nothing is in the middle of."""
+        self._locked.drain()
+        for waiting in tuple(self._open_for):
+            self._home.call(waiting.cancel)
 
     async def acquire(
         self,

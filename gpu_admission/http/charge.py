@@ -21,9 +21,6 @@ from gpu_admission.rules.metering import Rule
 from gpu_admission.sizes import MAX_BYTES
 from gpu_admission.types import Estimate
 
-DRAIN_SECONDS = 0.5
-"""How often it is looked whether the doors were closed while an estimator is awaited."""
-
 
 class AsksForNothing(Exception):
     """A request without a body, on a path that is read by no dialect: it needs no lease."""
@@ -79,17 +76,17 @@ async def heard(
     *,
     seconds: float,
     gone: Callable[[], Awaitable[None]],
-    check_open: Callable[[], None],
+    closed: Callable[[], Awaitable[None]],
 ) -> object:
     """What ``work`` returns. It is cancelled when nobody would hear its result any more.
 
     Raises ``TimeoutError`` after ``seconds``, ``ClientLeft`` after ``gone`` has returned, and
-    ``Rejected`` where ``check_open`` does.
+    ``Rejected`` where ``closed`` does.
     """
     waiting = _Waiting()
     async with anyio.create_task_group() as group:
         group.start_soon(waiting.for_client, gone, group.cancel_scope)
-        group.start_soon(waiting.for_drain, check_open, group.cancel_scope)
+        group.start_soon(waiting.for_drain, closed, group.cancel_scope)
         await waiting.for_work(work, seconds)
         group.cancel_scope.cancel()
     if waiting.cause is not None:
@@ -108,13 +105,11 @@ class _Waiting:
         await gone()
         self._end(ClientLeft("the client left while its estimate was made"), scope)
 
-    async def for_drain(self, check_open: Callable[[], None], scope: anyio.CancelScope) -> None:
-        while self.cause is None:
-            await anyio.sleep(DRAIN_SECONDS)
-            try:
-                check_open()
-            except Rejected as rejected:
-                self._end(rejected, scope)
+    async def for_drain(self, closed: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
+        try:
+            await closed()
+        except Rejected as rejected:
+            self._end(rejected, scope)
 
     async def for_work(self, work: Awaitable[object], seconds: float) -> None:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from gpu_admission.admission.context import SCOPE_KEY, enter_block, leave_block
 from gpu_admission.admission.lease import Block
 from gpu_admission.errors import Rejected
+from gpu_admission.http.body import Body
 from gpu_admission.http.headers import of_the_body
 from gpu_admission.http.intake import Intake
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
@@ -32,14 +33,20 @@ async def block_for(intake: Intake) -> Block | None:
         if intake.admission.mode == "shadow":
             return None
         intake.refuse(rejected)
+        body.close()
+        raise
+    except BaseException:
+        body.close()
         raise
     finally:
         body.hand_over()
         body.is_free = True  # the limits are those of the request around it
 
 
-async def run_inside(app: ASGIApp, block: Block | None, scope: Scope, receive: Receive, send: Send) -> None:
-    """Run ``app`` for a request that ``block`` was opened for."""
+async def run_inside(
+    app: ASGIApp, block: Block | None, body: Body, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """Run ``app`` for a request that ``block`` was opened for; ``receive`` is of its ``body``."""
     try:
         await app(scope, receive, send)
     except BaseException as error:
@@ -49,3 +56,5 @@ async def run_inside(app: ASGIApp, block: Block | None, scope: Scope, receive: R
     else:
         if block is not None:
             leave_block(block)
+    finally:
+        body.close()

@@ -265,8 +265,9 @@ class Intake:
 
     async def _awaited(self, work: Awaitable[object]) -> object:
         """What an async estimator says, as long as somebody is there to hear it."""
-        check = self.admission.entrance.check_open
-        return await heard(work, seconds=self._seconds_left(), gone=self.body.watch, check_open=check)
+        entrance = self.admission.entrance
+        closed = entrance.closed if entrance.held() is None else anyio.sleep_forever  # what runs may end
+        return await heard(work, seconds=self._seconds_left(), gone=self.body.watch, closed=closed)
 
     async def _clamp(self, factor: float) -> None:
         shorter = functools.partial(clamped_body, self.info, factor)

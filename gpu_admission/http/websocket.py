@@ -47,7 +47,8 @@ async def serve(
     except ClientLeft:
         return
     if is_inside:
-        await run_inside(app, block, scope, functools.partial(_given, intake.body), send)
+        body = intake.body
+        await run_inside(app, block, body, scope, functools.partial(_given, body), send)
     else:
         await _run(app, lease, intake.body, scope, send)
 

@@ -19,6 +19,7 @@ from gpu_admission.admission.feedback import bind
 from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.errors import AdmissionError, ClientLeft, Rejected
+from gpu_admission.http.body import Body
 from gpu_admission.http.inside import block_for, run_inside
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.respond import response_for
@@ -61,6 +62,7 @@ class Door:
                 finally:
                     if block is not None:
                         leave_block(block)
+                    intake.body.close()
             return
         lease = await self._or_answer(intake.lease(), intake, request)
         # The response is sent in this task with the lease still entered: a request that the server
@@ -94,7 +96,7 @@ class Door:
         except ClientLeft:
             return _nothing
         if held is not None:
-            return await self._respond_inside(held, block, call)
+            return await self._respond_inside(held, block, intake.body, call)
         enter(lease, request.scope)
         try:
             response = await call(lease)
@@ -111,7 +113,7 @@ class Door:
         )
 
     async def _respond_inside(
-        self, held: Lease, block: Block | None, call: Callable[[Lease], Awaitable[Any]]
+        self, held: Lease, block: Block | None, body: Body, call: Callable[[Lease], Awaitable[Any]]
     ) -> Any:
         if block is None:
             return await call(held)
@@ -119,9 +121,10 @@ class Door:
             response = await call(held)
         except BaseException as error:
             leave_block(block, error)
+            body.close()
             raise
         step_in(block.outer)
-        return HeldResponse(response, functools.partial(_run_inside, block), block.close)
+        return HeldResponse(response, functools.partial(_run_inside, block, body), block.close)
 
     def closes_at_end(self, lease: Lease, steps: Steps) -> None:
         """Have ``steps`` closed when ``lease`` ends."""
@@ -223,9 +226,11 @@ async def _run(
     await run(response, intake, lease, scope, send)
 
 
-async def _run_inside(block: Block, response: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+async def _run_inside(
+    block: Block, body: Body, response: ASGIApp, scope: Scope, receive: Receive, send: Send
+) -> None:
     step_in(block)
-    await run_inside(response, block, scope, receive, send)
+    await run_inside(response, block, body, scope, receive, send)
 
 
 def _handlers(request: Request) -> dict[Any, Any]:

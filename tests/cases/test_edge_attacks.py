@@ -23,7 +23,7 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from gpu_admission import Admission, GPUAdmission, Lane, RequestInfo, current_lease
+from gpu_admission import Admission, Estimate, GPUAdmission, Lane, RequestInfo, current_lease
 from gpu_admission.bodies import large
 from gpu_admission.bodies.large import AT_ONCE, LARGE_BYTES, LARGEST_AT_ONCE, MEDIUM_BYTES
 from gpu_admission.budget.ledger import Ledger
@@ -31,7 +31,18 @@ from gpu_admission.budget.ticket import Ticket
 from gpu_admission.http import body as http_body
 from gpu_admission.rules.classifiers import by_tokens
 from gpu_admission.types import Message, Receive, Scope, Send
-from tests.cases.harness import Call, StreamedCost, answer, chunks, read_body, scenario, settle, until
+from tests.cases.harness import (
+    Call,
+    StreamedCost,
+    answer,
+    chunks,
+    http_scope,
+    read_body,
+    scenario,
+    settle,
+    until,
+    working,
+)
 
 pytestmark = pytest.mark.anyio
 MIB = 2**20
@@ -574,6 +585,65 @@ async def test_f4_an_async_estimator_hears_a_drain() -> None:
         scene.admission.drain()
         await call.done.wait()
         assert (call.status, call.problem()["reason"]) == (503, "draining")
+
+
+async def test_f4_a_drain_is_heard_at_once_and_not_when_it_is_looked_for(monkeypatch: Any) -> None:
+    monkeypatch.setattr("gpu_admission.admission.entrance._LOOK_SECONDS", 3600.0)
+    asked = anyio.Event()
+
+    async def hangs(info: RequestInfo) -> int:
+        asked.set()
+        await anyio.sleep_forever()
+        return 1
+
+    async with scenario(estimator=hangs) as scene:
+        call = await scene.start(b"question")
+        await asked.wait()
+        await anyio.to_thread.run_sync(scene.admission.drain)  # as from a signal handler's thread
+        await call.done.wait()
+        assert (call.status, call.problem()["reason"]) == (503, "draining")
+
+
+async def test_f4_a_guard_that_closes_is_heard_while_an_estimator_is_awaited(monkeypatch: Any) -> None:
+    monkeypatch.setattr("gpu_admission.admission.entrance._LOOK_SECONDS", 0.01)
+    asked = anyio.Event()
+
+    async def hangs(info: RequestInfo) -> int:
+        asked.set()
+        await anyio.sleep_forever()
+        return 1
+
+    admission = Admission(capacity=100, estimator=hangs)
+    call = Call(GPUAdmission(working, admission=admission), b"question")
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as group:
+            group.start_soon(call.run)
+            await asked.wait()
+            running = await admission.acquire(Estimate(1))
+            running.finish(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert (call.status, call.problem()["reason"]) == (503, "gpu_unavailable")
+
+
+async def test_f4_what_runs_may_ask_an_async_estimator_while_the_server_drains() -> None:
+    async def both(info: RequestInfo) -> int:
+        await anyio.lowlevel.checkpoint()
+        return len(info.body)
+
+    async def outer(scope: Scope, receive: Receive, send: Send) -> None:
+        scene.admission.drain()
+        question = [{"type": "http.request", "body": b"in"}]
+
+        async def asked() -> Message:
+            return question.pop() if question else await anyio.sleep_forever()
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            await answer(send, b"served")
+
+        await GPUAdmission(respond, admission=scene.admission)(http_scope(path="/inner"), asked, send)
+
+    async with scenario(app=outer, estimator=both) as scene:
+        call = await scene.run(b"out")
+        assert (call.status, call.body) == (200, b"served")
 
 
 async def test_f4_an_async_estimator_may_open_task_groups_and_raise() -> None:
