@@ -68,6 +68,7 @@ class RequestInfo:
     _json: tuple[Any] | None = None
     _parts: Sequence[Part] | None = None
     _workload: Workload | None = None
+    _size = 0
 
     def __init__(
         self,
@@ -117,7 +118,14 @@ class RequestInfo:
         """Drop the copies that were made for reading, so that a waiting body is held once."""
         if self._source is None:
             return
+        if self._body:
+            self._size = len(self._body)
         self._body = self._parts = self._json = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of the body as far as it was read, forgotten since or not."""
+        return len(self._body) if self._body else self._size
 
     @property
     def json(self) -> Any:

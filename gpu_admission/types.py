@@ -57,6 +57,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Further named numbers (``Fields(...)``), for ``Linear`` and ``Table``."""
 
 
+class Usage(msgspec.Struct, frozen=True):
+    """What an answer says that its request came to; ``None`` is unsaid."""
+
+    prompt_tokens: int | None = None
+    """Of all prompts together, those from a cache included."""
+    new_tokens: int | None = None
+    """Of all sequences together."""
+
+
 class Estimate(msgspec.Struct, frozen=True):
     """What a request will take: ``bytes`` to charge, and how that came about."""
 

@@ -1,50 +1,61 @@
 """What a request really took, as feedback for the estimator that charged it.
 
-Owns one request's measurement for an estimator that has ``observe`` (``Learned``): the peak that
-the app recorded, or one measured here while the request ran alone. What is made of it is the
-estimator's.
+Owns one request's measurement for an estimator that follows requests (``Learned``): the peak that
+the app recorded, or one measured here while the request ran alone; and what its answer said. What is
+made of it is the estimator's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from gpu_admission.admission.seam import Budget
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.runtime.failure import log_failure
-from gpu_admission.types import Estimate
+from gpu_admission.types import Estimate, Usage
+
+
+class Heard(Protocol):
+    """An answer that passed by."""
+
+    pieces: int
+    """Messages so far."""
+    usage: Usage | None
+    """What the whole of it said that it used."""
 
 
 class Feedback:
-    """From the grant of one lease to its end. ``estimator`` has ``observe`` and ``route_of``.
+    """From the grant of one lease to its end. ``estimator`` has ``follow``, ``ended`` and ``meter``.
 
     What fails here, in a meter or an estimator of the user's, is logged and teaches nothing: the
     request holds its bytes by now, and must neither fail nor keep them by it.
     """
 
+    answer: Heard | None = None
+    """Its answer, where that is looked at."""
+
     def __init__(self, estimator: Any, info: RequestInfo, estimate: Estimate, budget: Budget) -> None:
         self._estimator = estimator
-        self._estimate = estimate
         self._budget = budget
         self._grants = budget.ledger.grants
         self._meter: Any = None
         self._before = 0
         self._fails = False
         try:
-            self._begin(info)
+            self._begin(info, estimate)
         except Exception as error:
             self._failed(error)
 
-    def _begin(self, info: RequestInfo) -> None:
-        self._route = self._estimator.route_of(info)
+    def _begin(self, info: RequestInfo, estimate: Estimate) -> None:
+        self._request = self._estimator.follow(info, estimate)
         meter = self._estimator.meter
         if meter and self._budget.ledger.running == 1:
             self._before = meter.start()
             self._meter = meter
 
     def end(self, peak: int | None, outcome: str) -> None:
-        """Pass it on, where the work ended well and its ``peak`` is known; or that memory ran out."""
+        """Pass it on, where its ``peak`` or its answer is known, or memory ran out."""
         if self._fails:
             return
         try:
@@ -61,10 +72,9 @@ class Feedback:
         if peak is None and self._meter and self._budget.ledger.grants == self._grants:
             # Nothing started beside it: what the device saw was this request's.
             peak = self._meter.peak() - self._before
-        if outcome == "oom" and hasattr(self._estimator, "ran_out"):
-            self._estimator.ran_out()
-        if peak is not None and outcome == "ok":
-            self._estimator.observe(self._route, self._estimate, peak)
+        answer = self.answer
+        usage, pieces = (None, None) if answer is None else (answer.usage, answer.pieces)
+        self._estimator.ended(self._request, outcome, peak=peak, usage=usage, pieces=pieces)
 
 
 def bind(estimator: Estimator, capacity: Callable[[], int]) -> None:

@@ -1,38 +1,43 @@
 """``Learned``: an estimator corrected by what requests really took.
 
 Owns the loop: which observation belongs to which route, model and flow, how far an estimate may
-be moved, and that a wrong one can't refuse a request for ever. The statistics are in ``history``.
+be moved, and that a wrong one can't refuse a request for ever. The statistics are in ``history``;
+what an answer says that it used is read in ``workloads.usage``.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal
 
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.estimators.history import History, size_class
+from gpu_admission.estimators import statefile
+from gpu_admission.estimators.histories import ALL, Histories
+from gpu_admission.estimators.history import History
 from gpu_admission.estimators.meter import PeakMeter
+from gpu_admission.estimators.taken import (
+    ALONE,
+    CORRECTION,
+    Followed,
+    Taken,
+    heard,
+    prompt_of,
+    taken,
+    with_prompt,
+)
 from gpu_admission.estimators.terms import clamp, render
+from gpu_admission.estimators.turns import Turns
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import Estimate, Workload
+from gpu_admission.types import Estimate, Usage, Workload
 
-ALL = "*"
-"""The history of all routes together: what a route without one of its own is judged by."""
-_CORRECTION, _SOLO = "learned", "runs alone"
-_LONGEST_TURN = 64
 _LONGEST_NAME = 200
 _MOST_TOLD = 4096
 _MOST_CAUTION = 8
-_Told: TypeAlias = "tuple[str, int, int, int] | None"
-"""Route, bytes that ``inner`` said, bytes taken, and bytes it had where it ran alone, else 0;
-``None``: some request ran out of memory."""
 
 
 class Learned:
@@ -48,6 +53,13 @@ class Learned:
 
     Feed it with ``observe``; the admission does so for every lease whose peak is recorded.
 
+    - ``usage``: learn from the answers that pass through ``GPUAdmission``: from the tokens that they
+      say they used (OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama, LM Studio; JSON and
+      streams), put through ``inner``, which needs a formula. One that says nothing (a stream
+      without ``stream_options.include_usage``, a packed answer) counts as all that was asked. Only
+      on paths of a known API, or with a ``dialect`` set: elsewhere an answer may be the model's own.
+    - ``tokens``: with ``"learned"`` a prompt is counted by what prompts of its route and model took,
+      by the same policy, and never above one token a byte. Needs ``usage``.
     - ``capacity``: bytes, or a function that gives them. An estimate above it is not the last
       word: now and then such a request is charged the whole capacity, so that it runs alone
       and is measured. Without ``capacity`` (the admission fills it in) there are no such runs.
@@ -63,6 +75,8 @@ class Learned:
         self,
         inner: Estimator,
         *,
+        usage: bool = False,
+        tokens: Literal["learned"] | None = None,
         capacity: int | str | Callable[[], int] | None = None,
         route: Callable[[RequestInfo], str] | None = None,
         flow: Callable[[RequestInfo], str | None] | None = None,
@@ -83,7 +97,10 @@ class Learned:
         for name, count in (("window", window), ("trust", trust), ("max_routes", max_routes)):
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count!r}")
+        _check_reading(inner, usage, tokens)
         self.inner = inner
+        self.usage = usage
+        """Whether it wants to hear what answers say that they used."""
         self.meter = meter
         self.capacity = (
             capacity if capacity is None or callable(capacity) else parse_bytes(capacity, name="capacity")
@@ -91,16 +108,16 @@ class Learned:
         self.margin = margin
         self.clip = clip
         self.doubt = doubt
-        self.max_routes = max_routes
+        self._counts_prompts = tokens == "learned"
         self._route, self._flow = route or _path, flow
-        self._new = partial(History, window=window, quantile=quantile, trust=min(trust, window))
-        self._histories = {ALL: self._new()}
-        self._turns: dict[tuple[str, int], _Turn] = {}
+        new = partial(History, window=window, quantile=quantile, trust=min(trust, window))
+        self._shares, self._prompts = Histories(new, max_routes), Histories(new, max_routes)
+        self._turns = Turns(16 * max_routes)
         self._caution = 1
         self._lock = threading.Lock()
         # The collector may end a lease while the lock is held, by the same thread: what an ending
         # says is put here, without a lock, and taken in when the next charge is asked for.
-        self._told: deque[_Told] = deque(maxlen=_MOST_TOLD)
+        self._told: deque[Taken | None] = deque(maxlen=_MOST_TOLD)
 
     @property
     def needs_body(self) -> bool:
@@ -108,10 +125,11 @@ class Learned:
         return bool(getattr(self.inner, "needs_body", True))
 
     def __call__(self, info: RequestInfo, /) -> Estimate | Awaitable[Estimate]:
-        result = self.inner(info)
+        route = self.route_of(info)
+        result = self._by_prompts(info, route) if self._counts_prompts else self.inner(info)
         if isinstance(result, (int, Estimate)):
-            return self._charge(self.route_of(info), _as_estimate(result))
-        return self._later(result, self.route_of(info))
+            return self._charge(route, _as_estimate(result))
+        return self._later(result, route)
 
     def route_of(self, info: RequestInfo) -> str:
         """The name under which ``observe`` must be told of a request: its route, model and flow."""
@@ -130,17 +148,36 @@ class Learned:
         """The terms of ``inner`` and what is put on or taken off, as text."""
         return render(f"Learned on {route}", self.estimate(workload, route=route))
 
+    # what requests took
+
+    def follow(self, info: RequestInfo, estimate: Estimate) -> Followed:
+        """What ``ended`` must be given of a request that was charged ``estimate`` and begins now."""
+        asked = info.known_workload if self.usage else None
+        return Followed(self.route_of(info), estimate, asked, info.size)
+
+    def ended(
+        self, request: Followed, outcome: str, *, peak: int | None, usage: Usage | None, pieces: int | None
+    ) -> None:
+        """``request`` ended as ``outcome``, of ``Outcome.kind``, and took ``peak`` bytes (``None``: unknown).
+
+        ``usage`` is what its answer said, and ``pieces`` how many messages it sent; ``None``: it was not
+        looked at. One that was cut short can only raise what is charged.
+        """
+        if outcome == "oom":
+            self.ran_out()
+        elif outcome == "ok" and peak is not None:
+            self.observe(request.route, request.estimate, peak)
+        elif pieces is not None and outcome in ("ok", "client"):
+            sent = pieces if outcome == "client" else None
+            self._told.extend(heard(request, usage, sent, self._formula))
+
     def observe(self, route: RequestInfo | str, estimate: Estimate | int, peak: int) -> None:
         """One request on ``route`` was charged ``estimate`` and took ``peak`` bytes of it.
 
         ``peak`` is what the request added; one that failed or was cut short says nothing and is
         not for here. Raises nothing: a peak below 1 is passed over. Takes no lock.
         """
-        charged = _as_estimate(estimate)
-        first = charged.bytes - charged.parts.get(_CORRECTION, 0) - charged.parts.get(_SOLO, 0)
-        if peak >= 1 and first >= 1:
-            name = route if isinstance(route, str) else self.route_of(route)
-            self._told.append((name, first, peak, charged.bytes if _SOLO in charged.parts else 0))
+        self._tell(route, estimate, peak)
 
     def observe_workload(
         self, route: RequestInfo | str, estimate: Estimate | int, workload: Workload
@@ -149,8 +186,7 @@ class Learned:
 
         It took what ``inner``, which needs a formula, says of that. Raises what ``inner`` raises.
         """
-        really: Estimate = self.inner.estimate(workload)  # type: ignore[attr-defined]
-        self.observe(route, estimate, really.bytes)
+        self._tell(route, estimate, self._formula(workload))
 
     def ran_out(self) -> None:
         """Some request ran out of memory: believe nothing below ``inner`` until much more was seen.
@@ -158,6 +194,16 @@ class Learned:
         Of all routes, for the one that failed need not be the one that took too much. Takes no lock.
         """
         self._told.append(None)
+
+    def _tell(self, route: RequestInfo | str, charged: Estimate | int, peak: int) -> None:
+        name = route if isinstance(route, str) else self.route_of(route)
+        self._told.extend(taken(name, _as_estimate(charged), peak))
+
+    def _formula(self, workload: Workload) -> int:
+        size: int = self.inner.estimate(workload).bytes  # type: ignore[attr-defined]
+        return size
+
+    # what is kept
 
     def bind(self, capacity: Callable[[], int]) -> None:
         """Take the capacity from the admission, unless one was given."""
@@ -168,54 +214,60 @@ class Learned:
         """What was learned, as plain JSON types."""
         with self._lock:
             self._take_in()
-            return {"version": 2, "routes": {name: h.to_dict() for name, h in self._histories.items()}}
+            state = {"version": 2, "routes": self._shares.to_dict()}
+            if self._counts_prompts:
+                state["prompts"] = self._prompts.to_dict()
+            return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take in what ``to_dict`` gave, in place of what was learned. Raises ``ValueError``."""
-        routes = state.get("routes") if isinstance(state, Mapping) else None
-        if not isinstance(routes, Mapping) or state.get("version") != 2:
+        if not isinstance(state, Mapping) or state.get("version") != 2:
             raise ValueError("not the saved state of a Learned estimator, version 2")
-        histories = {ALL: self._new()}
-        for name, saved in routes.items():
-            if not isinstance(saved, Mapping):
-                raise ValueError(f"not a saved history: {saved!r:.80}")
-            if name == ALL or len(histories) <= self.max_routes:
-                histories.setdefault(name, self._new()).restore(saved)
+        shares = self._shares.restored(state.get("routes"))
+        prompts = self._prompts.restored(state.get("prompts", {}))
         with self._lock:
             self._told.clear()
-            self._histories = histories
+            self._shares, self._prompts = shares, prompts
             self._turns.clear()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was learned as JSON; a reader sees the old file or the new one, never half."""
-        target = Path(path)
-        part = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}")
-        try:
-            with part.open("w", encoding="utf-8") as file:
-                json.dump(self.to_dict(), file)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
+        statefile.write(path, self.to_dict())
 
     def load(self, path: str | os.PathLike[str]) -> bool:
         """Take in a file that ``save`` wrote; ``False`` when there is none. Raises ``ValueError``."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except FileNotFoundError:
+        state = statefile.read(path)
+        if state is None:
             return False
-        self.restore(json.loads(text))
+        self.restore(state)
         return True
 
     def __repr__(self) -> str:
         with self._lock:
             self._take_in()
-            seen = self._histories[ALL].count
-        return f"Learned({self.inner!r}, {seen} observations on {len(self._histories) - 1} routes)"
+            return (
+                f"Learned({self.inner!r}, {self._shares.count} observations on {self._shares.routes} routes)"
+            )
+
+    # what is charged
 
     async def _later(self, result: Awaitable[int | Estimate], route: str) -> Estimate:
         return self._charge(route, _as_estimate(await result))
+
+    def _by_prompts(self, info: RequestInfo, route: str) -> Estimate:
+        """What ``inner`` says of the prompt as long as such prompts were."""
+        asked = info.workload
+        counted = prompt_of(asked)
+        if not counted:
+            return self.inner.estimate(asked)  # type: ignore[attr-defined, no-any-return]
+        with self._lock:
+            self._take_in()
+            tokens = self._prompts.size(
+                route, counted, caution=self._caution, margin=self.margin, most=self.clip[1]
+            )
+        bound = max(counted, info.size)
+        shorter = with_prompt(asked, min(tokens, bound) / counted)
+        return self.inner.estimate(shorter)  # type: ignore[attr-defined, no-any-return]
 
     def _charge(self, route: str, first: Estimate) -> Estimate:
         capacity = self.capacity() if callable(self.capacity) else self.capacity
@@ -224,82 +276,60 @@ class Learned:
             corrected = self._corrected(route, first)
             if capacity is None or corrected.bytes <= capacity or corrected.bytes > self.doubt * capacity:
                 return corrected
-            if not self._fitted(route, first, capacity) and not self._turn(route, first.bytes).comes():
+            if not self._fitted(route, first, capacity) and not self._turns.comes(route, first.bytes):
                 return corrected
         note = (
             f"charged the whole capacity, to be measured alone: {format_bytes(corrected.bytes)} did not fit"
         )
-        return _moved(first, capacity, _SOLO, note)
+        return _moved(first, capacity, ALONE, note)
 
     def _take_in(self) -> None:
         """What endings have said since the last time. They may say more meanwhile."""
         while self._told:
             told = self._told.popleft()
-            if told is None:
-                self._caution = min(_MOST_CAUTION, 2 * self._caution)
-                for history in self._histories.values():
-                    history.doubt()
-            else:
-                self._learn(*told)
+            if told is not None:
+                self._learn(told)
+                continue
+            self._caution = min(_MOST_CAUTION, 2 * self._caution)
+            self._shares.doubt()
+            self._prompts.doubt()
+
+    def _learn(self, told: Taken) -> None:
+        route, first = told.route, told.first
+        low, high = self.clip
+        if told.alone:
+            for history in self._shares.of(route):
+                if history.taken_by(first) > told.alone:
+                    history.forget(first)
+        self._shares.add(route, first, min(high, max(low, told.peak / first)))
+        if told.prompt and self._counts_prompts:
+            self._prompts.add(route, told.counted, min(high, max(low, told.prompt / told.counted)))
+        self._turns.forget(route, first)
 
     def _fitted(self, route: str, first: Estimate, capacity: int) -> bool:
         """Whether requests of this size did fit, alone, though too few to charge them less."""
-        own = self._histories.get(route)
+        own = self._shares.get(route)
         return own is not None and 0 < own.taken_by(first.bytes) <= capacity
 
-    def _learn(self, route: str, first: int, peak: int, alone: int) -> None:
-        share = min(self.clip[1], max(self.clip[0], peak / first))
-        for history in {id(h): h for h in (self._own(route), self._histories[ALL])}.values():
-            if alone and history.taken_by(first) > alone:
-                history.forget(first)
-            history.add(first, share)
-        self._turns.pop((route, size_class(first)), None)
-
-    def _turn(self, route: str, size: int) -> _Turn:
-        turn = self._turns.setdefault((route, size_class(size)), _Turn())
-        while len(self._turns) > 16 * self.max_routes:
-            del self._turns[next(iter(self._turns))]
-        return turn
-
     def _corrected(self, route: str, first: Estimate) -> Estimate:
-        own = self._histories.get(route)
-        history = own or self._histories[ALL]
-        if not history.count:
+        if not self._shares.count:
             return first
-        size = history.bytes_for(first.bytes, caution=self._caution)
-        if own is None:
-            size = max(first.bytes, size)
-        if size > first.bytes:
-            size = min(self.clip[1] * first.bytes, size * (1 + self.margin))
-        else:
-            size = min(first.bytes, size * (1 + self.margin))
-        return _moved(first, clamp(size), _CORRECTION, "")
-
-    def _own(self, route: str) -> History:
-        """The history of a route, which is now the latest; the one that was quiet longest makes room."""
-        own = self._histories.pop(route, None) or self._new()
-        self._histories[route] = own
-        while len(self._histories) > self.max_routes + 1:
-            del self._histories[next(name for name in self._histories if name != ALL)]
-        return own
+        size = self._shares.size(
+            route, first.bytes, caution=self._caution, margin=self.margin, most=self.clip[1]
+        )
+        return _moved(first, clamp(size), CORRECTION, "")
 
 
-class _Turn:
-    """Counts the refusals of one size until it is run alone again: at first at once, then less often."""
-
-    __slots__ = ("left", "length")
-
-    def __init__(self) -> None:
-        self.left = 0
-        self.length = 2
-
-    def comes(self) -> bool:
-        if self.left:
-            self.left -= 1
-            return False
-        self.length = min(_LONGEST_TURN, 2 * self.length)
-        self.left = self.length
-        return True
+def _check_reading(inner: Estimator, usage: bool, tokens: str | None) -> None:
+    if tokens not in (None, "learned"):
+        raise ValueError(f"tokens must be 'learned' or None, got {tokens!r}")
+    if tokens and not usage:
+        raise ValueError("tokens='learned' needs usage=True: prompts are counted by what answers say of them")
+    if usage and not (hasattr(inner, "estimate") and getattr(inner, "needs_body", True)):
+        raise ValueError(
+            "usage=True needs an inner that makes bytes of tokens, such as KVCache, TransformersLM or "
+            f"Linear, and has estimate(workload): {type(inner).__name__} does not"
+        )
 
 
 def _as_estimate(result: int | Estimate) -> Estimate:

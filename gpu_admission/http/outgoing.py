@@ -16,6 +16,7 @@ import msgspec
 from gpu_admission.admission.context import Holder, innermost, step_in
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
+from gpu_admission.http.answer import Answer
 from gpu_admission.http.body import Body
 from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
@@ -151,6 +152,9 @@ def ends(message: Message, trailers: bool) -> bool:
 def shaped(intake: Intake, lease: Lease, send: Send) -> Send:
     """``send``, with what the settings add to a response."""
     settings = lease.issuer.settings
+    if intake.rule.hears and lease.feedback is not None:
+        # Innermost: what the answer says is known before a lease that ends with it has ended.
+        lease.feedback.answer = send = Answer(send)
     if settings.server_timing:
         send = timed(lease, send)
     if settings.load_header:

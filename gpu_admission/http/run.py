@@ -21,7 +21,7 @@ async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Se
     response = Response(lease, body, send)
     try:
         enter(lease, scope)
-        is_shaped = intake.admission.shapes_responses or intake.clamped_to is not None
+        is_shaped = intake.admission.shapes_responses or intake.rule.hears or intake.clamped_to is not None
         await app(scope, body, shaped(intake, lease, response) if is_shaped else response)
         if not response.is_whole:
             await response.returned()

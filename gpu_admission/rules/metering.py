@@ -31,7 +31,7 @@ class Rule:
 
     __slots__ = (
         *("dialect", "estimator", "fixed", "learns"),
-        *("may_be_empty", "needs_body", "path", "reader", "route"),
+        *("hears", "may_be_empty", "needs_body", "path", "reader", "route"),
     )
 
     def __init__(
@@ -53,8 +53,14 @@ class Rule:
         self.may_be_empty = may_be_empty
         """Whether a request without a body, which its estimator can't read, asks for nothing."""
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
-        self.learns = all(hasattr(estimator, name) for name in ("observe", "route_of", "meter"))
+        self.learns = all(hasattr(estimator, name) for name in ("follow", "ended", "meter"))
         """Whether the estimator wants to know what requests really took."""
+        self.hears = (
+            self.learns
+            and bool(getattr(estimator, "usage", False))
+            and (dialect is not None or reads_path(path))
+        )
+        """Whether it wants to know what answers say, and these are of an API that is known."""
         fixed = getattr(estimator, "fixed", None)
         self.fixed: Estimate | None = fixed if isinstance(fixed, Estimate) else None
         """What every request is charged, where that is always the same: then no estimator is asked."""
