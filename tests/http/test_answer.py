@@ -276,7 +276,7 @@ def test_what_can_t_learn_from_answers_says_so(options: dict[str, Any], complain
 async def test_one_flow_can_not_lower_the_charge_of_another() -> None:
     estimator = learned(flow=lambda info: info.headers.get("x-tenant"))
     gate = GPUAdmission(Says("json", chat_of(1)), admission=Admission(capacity="1GiB", estimator=estimator))
-    cheap = {"headers": [*scope_of()["headers"], (b"x-tenant", b"cheap")]}
+    cheap: dict[str, Any] = {"headers": [*scope_of()["headers"], (b"x-tenant", b"cheap")]}
     for _ in range(120):
         await call(gate, scope_of(**cheap), BODY)
     assert charge(estimator) > 4096 * PER_TOKEN
