@@ -8,9 +8,10 @@ lease ``ending``.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from gpu_admission.admission.block import LeaseContext
 from gpu_admission.admission.budgets import budget_of, usable
@@ -32,7 +33,7 @@ from gpu_admission.bodies.share import StepShare
 from gpu_admission.guards.monitor import Monitor, given_devices
 from gpu_admission.runtime.fork import in_child
 from gpu_admission.runtime.loop import Home
-from gpu_admission.settings import Options, Settings, checks
+from gpu_admission.settings import Options, Settings, checks, from_environment, variable
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Observer, Snapshot, Waiting
 
@@ -71,6 +72,18 @@ class Admission:
         for observer in (*settings.observers, *self._own_observers()):
             self.observe(observer)
 
+    @classmethod
+    def from_env(cls, **options: Unpack[Options]) -> Self:
+        """An admission whose operator may set ``GPU_ADMISSION_CAPACITY``, ``_TIMEOUT``, ``_MODE``,
+        ``_MAX_WAITING``, ``_SHARED`` and ``_NAME``; keywords win. The start line names what was taken.
+
+        Raises ``ValueError`` that names a variable which is wrong, or no setting.
+        """
+        given = from_environment(os.environ)
+        admission = cls(**{**given, **options})  # type: ignore[typeddict-item]
+        admission.startup.taken = tuple(variable(name) for name in given if name not in options)
+        return admission
+
     def _make(self) -> None:
         """All that belongs to one process: locks, threads, an event loop, and what is held."""
         settings = self.settings
@@ -94,8 +107,10 @@ class Admission:
 
     def _make_anew(self) -> None:
         """In a forked process: nothing is held or waits here, and each measures for itself."""
+        taken = self.startup.taken
         self.endings.disown()
         self._make()
+        self.startup.taken = taken
 
     def _own_observers(self) -> Sequence[Observer]:
         """What the settings ask for by name."""

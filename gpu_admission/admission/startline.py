@@ -21,14 +21,23 @@ _ALWAYS = ("mode", "estimator", "timeout", "max_waiting", "max_body_bytes", "rou
 _SIZES = ("max_body_bytes", "max_buffered_bytes", "fallback", "reserve")
 
 
-def start_line(settings: Settings, capacity: int, devices: Sequence[str], control: Sequence[str] = ()) -> str:
+def start_line(
+    settings: Settings,
+    capacity: int,
+    devices: Sequence[str],
+    control: Sequence[str] = (),
+    taken: Sequence[str] = (),
+) -> str:
     """The ``capacity`` on ``devices``, the main settings, and all others that are not at their default.
 
-    ``control``: patterns of the calls that pass at once.
+    ``control``: patterns of the calls that pass at once; ``taken``: variables of the environment
+    that gave settings.
     """
     shown = [f"{name}={_word(name, getattr(settings, name))}" for name in _shown(settings)]
     if control:
         shown.append(f"control={_word('control', control)}")
+    if taken:
+        shown.append(f"(from {', '.join(taken)})")
     return f"gpu_admission {settings.name!r} starts: capacity={_on(capacity, devices)} {' '.join(shown)}"
 
 

@@ -39,6 +39,8 @@ class Startup:
         self._monitor = monitor
         self._events = events
         self._started = False
+        self.taken: Sequence[str] = ()
+        """Variables of the environment that gave settings."""
 
     async def begin(self) -> None:
         """Measure the capacity and begin to watch the devices: at the server's startup.
@@ -68,7 +70,7 @@ class Startup:
         with self._locked as ledger:
             capacity = ledger.capacity
         control = self._metering.control_paths()
-        logger.info("%s", start_line(self._settings, capacity, self._monitor.names, control))
+        logger.info("%s", start_line(self._settings, capacity, self._monitor.names, control, self.taken))
         for sentence in self._misfits():
             logger.warning("%s", sentence)
         self._events.started(capacity)

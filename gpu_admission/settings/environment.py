@@ -1,14 +1,17 @@
 """Settings that operators change without touching code: ``GPU_ADMISSION_TIMEOUT=5``.
 
-Only those that belong to a deployment. They are checked like keywords, and a keyword that the code
-gives wins.
+Only those that belong to a deployment. Each is read as its type, and checked as the keyword of the
+same name is; a keyword that the code gives wins.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any, Final
+
+from gpu_admission.settings.settings import Settings
 
 PREFIX: Final = "GPU_ADMISSION_"
 _READ: Final[dict[str, Callable[[str], Any]]] = {
@@ -16,30 +19,45 @@ _READ: Final[dict[str, Callable[[str], Any]]] = {
     "max_waiting": int,
     "mode": str,
     "name": str,
+    "shared": str,
     "timeout": float,
 }
+_CHECKS: Final = {each.name: each.metadata["check"] for each in fields(Settings)}
 
 
 def from_environment(env: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that ``env`` holds. Raises ``ValueError`` that names the variable."""
-    found = {name: value for name, value in env.items() if name.startswith(PREFIX)}
+    """The settings that ``env`` holds; an empty variable is as none.
+
+    Raises ``ValueError`` that names the variable.
+    """
+    found = {name: value for name, value in env.items() if name.startswith(PREFIX) and value}
     return {_setting(name): _value(name, value) for name, value in sorted(found.items())}
+
+
+def variable(setting: str) -> str:
+    """The name of the variable that gives ``setting``."""
+    return PREFIX + setting.upper()
 
 
 def _setting(name: str) -> str:
     setting = name.removeprefix(PREFIX).lower()
     if setting not in _READ:
         close = difflib.get_close_matches(setting, _READ, n=1)
-        hint = f"; did you mean {PREFIX}{close[0].upper()}?" if close else ""
-        known = ", ".join(f"{PREFIX}{each.upper()}" for each in _READ)
+        hint = f"; did you mean {variable(close[0])}?" if close else ""
+        known = ", ".join(map(variable, _READ))
         raise ValueError(f"{name} is no setting that the environment may give{hint} (known: {known})")
     return setting
 
 
-def _value(name: str, value: str) -> Any:
-    read = _READ[_setting(name)]
+def _value(name: str, text: str) -> Any:
+    setting = _setting(name)
     try:
-        return read(value)
+        value = _READ[setting](text)
     except ValueError:
-        kind = "a whole number" if read is int else "a number"
-        raise ValueError(f"{name} must be {kind}, got {value[:40]!r}") from None
+        kind = "a whole number" if _READ[setting] is int else "a number"
+        raise ValueError(f"{name} must be {kind}, got {text[:40]!r}") from None
+    try:
+        _CHECKS[setting](setting, value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from None
+    return value
