@@ -80,7 +80,7 @@ class Admission:
         Raises ``ValueError`` that names a variable which is wrong, or no setting.
         """
         given = from_environment(os.environ)
-        admission = cls(**{**given, **options})  # type: ignore[typeddict-item]
+        admission = cls(**{**given, **options})
         admission.startup.taken = tuple(variable(name) for name in given if name not in options)
         return admission
 
