@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Unpack
 
+import anyio
+
 from gpu_admission.admission.context import (
     enter,
     enter_block,
@@ -19,10 +21,18 @@ from gpu_admission.admission.context import (
 from gpu_admission.admission.entrance import Asked, Entrance
 from gpu_admission.admission.lease import Block, Lease
 from gpu_admission.budget.ticket import Ticket
-from gpu_admission.errors import Rejected
+from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected
+from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Place
 
 _ROUTE = "lease"
+_FOR_ITSELF = (
+    "a lease with own=True waits in the queue, and this task, or the one that waits for it to end, holds "
+    "bytes of the same budget: it would wait for itself. Start a task for it that nothing waits for, or "
+    "leave own=True out"
+)
+_FIRST_LOOK, _LAST_LOOK = 0.05, 5.0
+"""Seconds between looks at whether a task that waits is waited for itself."""
 
 
 class LeaseContext:
@@ -73,7 +83,22 @@ class LeaseContext:
         self._ticket = ticket
 
     async def _ask(self) -> Lease:
-        return await self._entrance.acquire(self._estimate, **self._asked)
+        if not self._own or holder_of(self._entrance.issuer) is None:
+            return await self._entrance.acquire(self._estimate, **self._asked)
+        try:
+            return await self._entrance.acquire(self._estimate, **{**self._asked, "gone": self._awaited})
+        except ClientLeft:
+            raise RuntimeError(_FOR_ITSELF) from None
+
+    async def _awaited(self) -> None:
+        """Return when the request that has started this task waits for it: it may begin to later on."""
+        issuer, pause = self._entrance.issuer, _FIRST_LOOK
+        while holder_of(issuer) is not None:
+            if would_wait_for_itself(issuer):
+                return
+            await anyio.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK)
+        await anyio.sleep_forever()
 
     def _nested(self) -> Lease | None:
         """The lease that the request holds, made as large as this block needs; ``None``: it holds none."""
@@ -83,10 +108,7 @@ class LeaseContext:
         issuer = self._entrance.issuer
         if self._own:
             if would_wait_for_itself(issuer):
-                raise RuntimeError(
-                    "a lease with own=True waits in the queue, and this task holds bytes of the same budget: "
-                    "it would wait for itself. Start a task of its own for it, or leave own=True out"
-                )
+                raise RuntimeError(_FOR_ITSELF)
             return None
         holder = holder_of(issuer)
         if holder is None:
@@ -108,5 +130,11 @@ class LeaseContext:
             held.finish(error)
 
     def _refused(self, rejected: Rejected) -> None:
+        holder = holder_of(self._entrance.issuer) if self._own else None
+        if holder is not None and isinstance(rejected, QueueTimeout):
+            rejected.detail += (
+                f"; the request that started this task holds {format_bytes(holder.lease.bytes)} of the same "
+                "budget still: if it waits for this task, both waited in vain"
+            )
         lane = self._asked.get("lane", 0)
         self._entrance.refused(rejected, lane=lane, route=_ROUTE, needed=self._estimate.bytes)

@@ -13,6 +13,7 @@ from typing import TypeAlias, TypeVar, TypeVarTuple
 import anyio
 
 from gpu_admission.admission.lease import Block, Issuer, Lease
+from gpu_admission.runtime.awaited import waits_for_this
 from gpu_admission.runtime.task import running_task
 from gpu_admission.types import Scope
 
@@ -57,11 +58,16 @@ def held_lease(issuer: Issuer) -> Lease | None:
 
 
 def would_wait_for_itself(issuer: Issuer) -> bool:
-    """Whether the running task, or the thread that its request waits for, holds bytes of ``issuer``."""
+    """Whether bytes of ``issuer`` are held by the running task, or by one that waits for it to end.
+
+    Of a thread, by the request that it runs for. That a task waits is known as far as it can be seen: see
+    ``runtime.awaited``.
+    """
     holder = holder_of(issuer)
     task = running_task()
     while holder is not None:
-        if not holder.is_over and holder.issuer is issuer and task in (None, holder.task_id):
+        is_open = not holder.is_over and holder.issuer is issuer
+        if is_open and (task in (None, holder.task_id) or waits_for_this(holder.task_id)):
             return True
         holder = holder.outer
     return False

@@ -143,8 +143,9 @@ class Admission:
 
         Inside a request that holds a lease of this admission already, it is that lease, grown to
         ``size`` for the block where it is smaller: it never waits. ``own=True`` takes a place in the
-        queue even there, for a task that works on after its request; in the very task that holds
-        the lease it is a ``RuntimeError``. Raises ``Rejected``.
+        queue even there, for a task that works on after its request; in the very task that holds the
+        lease, or one that it waits for (as far as that is seen), it is a ``RuntimeError``. Raises
+        ``Rejected``.
         """
         charged = parse_bytes(size, name="size")
         if not charged:

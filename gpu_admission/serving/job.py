@@ -27,7 +27,8 @@ def job(
 
     It waits in the queue for at most ``timeout`` seconds (``math.inf``: for as long as it takes;
     ``None``: as requests do), whatever becomes of the client that asked for it. Raises
-    ``Rejected``, and ``RuntimeError`` in the task of a request that holds a lease.
+    ``Rejected``, and ``RuntimeError`` in the task of a request that holds a lease, or in one that it
+    waits for: the two would wait for each other.
     """
     return Job(admission, size, lane=lane, flow=flow, timeout=timeout)
 
@@ -37,6 +38,7 @@ class Job:
 
     def __init__(self, admission: Admission, size: int | str, **asked: Any) -> None:
         self.state: State = "waiting"
+        self._entered = False
         self.error = ""
         """Why it was refused, or the class of what its work has raised."""
         self._context = admission.lease(size, own=True, **asked)
@@ -54,6 +56,9 @@ class Job:
         return None if found is None else found.forecast
 
     async def __aenter__(self) -> Lease:
+        if self._entered:
+            raise RuntimeError("a job is entered once: call job(...) for each piece of work")
+        self._entered = True
         try:
             lease = await self._context.__aenter__()
         except BaseException as error:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import httpx
 import pytest
@@ -367,6 +369,111 @@ async def test_a_lease_of_its_own_is_refused_in_the_task_that_holds_one() -> Non
         async with budget().lease(10, own=True):
             pass
     assert admission.in_use == 0
+
+
+Child = Callable[[], Any]
+
+
+async def in_a_group(child: Child) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(child)
+
+
+async def in_a_group_of_a_group(child: Child) -> None:
+    await in_a_group(lambda: in_a_group(child))
+
+
+async def gathered(child: Child) -> None:
+    await asyncio.gather(child(), anyio.lowlevel.checkpoint())
+
+
+async def awaited(child: Child) -> None:
+    await asyncio.create_task(child())
+
+
+async def awaited_by_and_by(child: Child) -> None:
+    task = asyncio.create_task(child())
+    await settle()
+    await task
+
+
+async def waited_for(child: Child) -> None:
+    done, _ = await asyncio.wait([asyncio.create_task(child())])
+    await done.pop()
+
+
+@pytest.mark.parametrize(
+    "wait", [in_a_group, in_a_group_of_a_group, gathered, awaited, awaited_by_and_by, waited_for]
+)
+async def test_a_lease_of_its_own_is_refused_in_a_task_that_the_holder_waits_for(wait: Any) -> None:
+    if wait not in (in_a_group, in_a_group_of_a_group) and asyncio._get_running_loop() is None:
+        pytest.skip("asyncio's own ways to wait")
+    admission = budget(timeout=1000)
+    async with admission.lease(60):
+
+        async def child() -> None:
+            with pytest.raises(RuntimeError, match="wait for itself"):
+                await job(admission, 50).__aenter__()
+
+        with anyio.fail_after(5):
+            await wait(child)
+    assert (admission.in_use, admission.waiting) == (0, 0)
+    assert admission.snapshot().counts == {"admitted": 1}
+
+
+async def test_a_task_that_a_request_waits_for_only_a_while_waits_in_the_queue() -> None:
+    if asyncio._get_running_loop() is None:
+        pytest.skip("asyncio's own ways to wait")
+    admission = budget()
+
+    async def child() -> None:
+        async with admission.lease(50, own=True):
+            pass
+
+    async with admission.lease(60):
+        task = asyncio.create_task(child())
+        await asyncio.wait([task], timeout=0.2)
+        assert admission.waiting == 1
+    await task
+    assert admission.in_use == 0
+
+
+async def test_a_task_of_a_group_around_the_lease_waits_until_that_has_ended() -> None:
+    admission = budget()
+    async with anyio.create_task_group() as group, admission.lease(60):
+
+        async def child() -> None:
+            async with admission.lease(50, own=True):
+                pass
+
+        group.start_soon(child)
+        await settle()
+        assert admission.waiting == 1
+    assert admission.in_use == 0
+
+
+async def test_a_wait_in_vain_says_that_the_request_around_it_holds_bytes() -> None:
+    admission = budget(timeout=0.02)
+    refused = anyio.Event()
+    async with anyio.create_task_group() as group, admission.lease(60):
+
+        async def child() -> None:
+            with pytest.raises(Rejected, match=r"holds 60 B of the same budget still: if it waits") as error:
+                await admission.lease(50, own=True).__aenter__()
+            assert error.value.reason == "queue_timeout"
+            refused.set()
+
+        group.start_soon(child)
+        await refused.wait()
+
+
+async def test_a_job_is_entered_once_and_a_second_time_changes_nothing() -> None:
+    work = job(budget(), 10)
+    async with work:
+        with pytest.raises(RuntimeError, match="once"):
+            await work.__aenter__()
+        assert work.state == "running"
+    assert work.state == "done"
 
 
 async def test_a_job_waits_in_the_queue_with_a_place_and_holds_its_bytes_beside_the_request() -> None:
