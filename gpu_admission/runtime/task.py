@@ -1,12 +1,13 @@
-"""Starting a task that belongs to no request, and which one is running, on asyncio and on trio.
+"""Starting a task that belongs to no request, which one is running, and what makes one.
 
-Owns these two. What such a task does, and how it ends, belongs to its owner: a task from
-here must catch its own errors, since no one awaits it.
+On asyncio and on trio. Owns these three. What such a task does, and how it ends, belongs to its
+owner: a task from here must catch its own errors, since no one awaits it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -55,3 +56,9 @@ def running_task() -> int | None:
         if trio.lowlevel.in_trio_task():
             return id(trio.lowlevel.current_task())
     return None
+
+
+def is_async(function: Any) -> bool:
+    """Whether calling it makes a coroutine: a coroutine function, or an object whose ``__call__`` is one."""
+    call = getattr(type(function), "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

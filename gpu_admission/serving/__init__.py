@@ -2,7 +2,7 @@
 
 from gpu_admission.guards.health import Health
 from gpu_admission.serving.batcher import Batcher
-from gpu_admission.serving.call import BatchEvent, caller_contexts
+from gpu_admission.serving.call import BatchEvent, batch_device, caller_contexts
 from gpu_admission.serving.child import ProcessDied
 from gpu_admission.serving.instances import Instances
 from gpu_admission.serving.job import Job, job
@@ -19,6 +19,7 @@ __all__ = [
     "ProcessDied",
     "Processes",
     "Watchdog",
+    "batch_device",
     "caller_contexts",
     "job",
     "offload",

@@ -1,7 +1,7 @@
 """``Batcher``: items of many callers through one handler, in batches that fit.
 
 Owns the life of a batch, from the task that forms it to the last result. Who waits and what
-closes is in ``line``, who shares a batch in ``packing``, what pays for it in ``funding``.
+closes is in ``waitingcalls``, who shares a batch in ``packing``, what pays for it in ``funding``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,19 @@ from gpu_admission.admission.refusals import retry_after
 from gpu_admission.errors import QueueFull, Rejected, TooLarge, Unavailable
 from gpu_admission.guards.exceptions import classify
 from gpu_admission.runtime.failure import log_failure
+from gpu_admission.runtime.fork import in_child
 from gpu_admission.runtime.loop import is_running, running_loop
 from gpu_admission.runtime.task import spawn
-from gpu_admission.serving.call import Batch, BatchEvent, Call, ClosedBy, Ending, enter_batch, is_inside
+from gpu_admission.serving.call import (
+    Batch,
+    BatchEvent,
+    Call,
+    ClosedBy,
+    Ending,
+    enter_batch,
+    is_inside,
+    on_device,
+)
 from gpu_admission.serving.comebacks import Returns
 from gpu_admission.serving.funding import Funding
 from gpu_admission.serving.handler import Handler, Rows
@@ -70,7 +80,8 @@ class Batcher(Generic[Item, Result]):
     the route's estimator charge what one item costs, or that / (1 - ``max_padding``), which
     covers the padding too. Such a batch never waits for the rest, since its callers hold bytes
     that others wait for: where it is not free, the batch is halved, and a single item refused.
-    Callers without a lease (a route in ``exclude``, a job) wait in the admission's queue.
+    Callers without a lease (a route in ``exclude``, a job) wait in the admission's queue, in ``lane``.
+    With several devices a handler finds the one of its batch by ``batch_device``.
 
     A batch that runs out of memory is run again in halves, so the handler must allow that, and
     later ones get no more than half its size, until a hundred in a row have ended well.
@@ -95,11 +106,16 @@ class Batcher(Generic[Item, Result]):
         max_running: int = 1,
         max_waiting: int = 1024,
         admission: Admission | None = None,
+        lane: str | None = None,
         observer: Callable[[BatchEvent], object] | None = None,
         name: str = "batcher",
     ) -> None:
         if admission is not None and cost is None:
             raise TypeError("cost must be given with admission: the bytes of one item")
+        if lane is not None:
+            if admission is None:
+                raise TypeError("admission must be given with lane: it is one of its lanes")
+            admission.entrance.lane_index(lane)
         check_callable("handler", handler, optional=False)
         check_callable("observer", observer)
         count(1)("max_running", max_running)
@@ -113,15 +129,17 @@ class Batcher(Generic[Item, Result]):
         self._max_running = max_running
         self._max_waiting = max_waiting
         self._admission = admission
+        self._lane = lane
         self._observer = observer
         self.name = name
         self._closed = False
-        self._loop: Any = None
         self._live()
+        in_child(self._live)
 
     def _live(self) -> None:
-        """Make what belongs to one event loop."""
-        self._funding = None if self._admission is None else Funding(self._admission)
+        """Make what belongs to one event loop. In a forked process what waited here waits in the parent."""
+        self._loop: Any = None
+        self._funding = None if self._admission is None else Funding(self._admission, self._lane)
         self._lines: dict[int | None, Line] = {}
         """By the device on which the callers hold their bytes; ``None``: they hold none."""
         self._handle = Handler(self._function, anyio.CapacityLimiter(self._max_running))
@@ -288,7 +306,7 @@ class Batcher(Generic[Item, Result]):
             return
         run = Run(calls, closed_by, anyio.current_time())
         try:
-            results = await self._pay_and_handle(calls, run.size)
+            results = await self._pay_and_handle(run)
         except Exception as error:
             run.outcome = self._outcome(error)
             if len(calls) == 1 or not self._must_split(run, error):
@@ -298,7 +316,7 @@ class Batcher(Generic[Item, Result]):
         else:
             run.outcome = "ok"
             self._limits.ran_well()
-            _hand_out(calls, results)
+            run.hand_out(results)
             return
         finally:
             self._tell(run)
@@ -306,13 +324,14 @@ class Batcher(Generic[Item, Result]):
         for half in halves(calls):
             await self._attempt(half, "split")
 
-    async def _pay_and_handle(self, calls: Sequence[Call], size: int) -> Sequence[Any]:
-        enter_batch(self, calls)
-        paid: AbstractAsyncContextManager[None] = nullcontext()
-        if self._funding is not None and size:
-            paid = self._funding.pay(calls, size)
-        async with paid:
-            return await self._handle([call.item for call in calls])
+    async def _pay_and_handle(self, run: Run) -> Sequence[Any]:
+        enter_batch(self, run.calls)
+        paid: AbstractAsyncContextManager[str | None] = nullcontext()
+        if self._funding is not None and run.size:
+            paid = self._funding.pay(run.calls, run.size)
+        async with paid as run.device:
+            on_device(run.device)
+            return await self._handle([call.item for call in run.calls])
 
     def _outcome(self, error: Exception) -> Ending:
         if isinstance(error, Rejected):
@@ -372,11 +391,3 @@ class Batcher(Generic[Item, Result]):
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return f"<Batcher {self.name!r} {self.waiting} waiting, {self._running} running, {state}>"
-
-
-def _hand_out(calls: Sequence[Call], results: Sequence[Any]) -> None:
-    for call, result in zip(calls, results, strict=True):
-        if isinstance(result, Exception):
-            call.fail(result)
-        else:
-            call.succeed(result)

@@ -1,7 +1,7 @@
 """One caller's item on its way through a batcher, and what observers get of a batch.
 
 Values and the one-way change from waiting to done; which calls share a batch is decided in
-``packing``, when it starts in ``line``.
+``packing``, when it starts in ``waitingcalls``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class BatchEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Why it was not longer: ``split`` is a part of a batch that did not fit as a whole."""
     waited: float
     """Seconds that its oldest item had waited."""
+    device: str | None = None
+    """Of the bytes that it held; ``None`` where it held none."""
     seconds: float
     """Seconds from then to its end, the wait for a lease included."""
     outcome: Ending
@@ -107,6 +109,7 @@ class Batch:
             self.scope.cancel()
 
 
+_device: ContextVar[str | None] = ContextVar("gpu_admission.batch_device", default=None)
 _callers: ContextVar[tuple[object, tuple[Context, ...]]] = ContextVar(
     "gpu_admission.batch", default=(None, ())
 )
@@ -121,6 +124,16 @@ def caller_contexts() -> tuple[Context, ...]:
     return _callers.get()[1]
 
 
+def batch_device() -> str | None:
+    """Inside a batcher's handler: the name of the device that its batch's bytes are on, as ``Lease.device``.
+
+    When you want it: an admission with several devices, and a model on each:
+    ``models[batch_device()](items)``. ``None`` where the batch holds no bytes. A batch never mixes
+    callers whose bytes are on different devices.
+    """
+    return _device.get()
+
+
 def is_inside(batcher: object) -> bool:
     """Whether the running code was called by ``batcher``'s own handler."""
     return _callers.get()[0] is batcher
@@ -129,3 +142,9 @@ def is_inside(batcher: object) -> bool:
 def enter_batch(batcher: object, calls: Sequence[Call]) -> None:
     """Make ``calls`` the batch that the running task's handler is given."""
     _callers.set((batcher, tuple(call.context for call in calls)))
+    _device.set(None)
+
+
+def on_device(name: str | None) -> None:
+    """Note where the bytes of the running task's batch are."""
+    _device.set(name)

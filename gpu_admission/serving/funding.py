@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 from gpu_admission.admission import Admission
 from gpu_admission.admission.context import held_lease
@@ -21,8 +21,9 @@ from gpu_admission.sizes import format_bytes
 class Funding:
     """The accounts of one batcher with one admission."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, lane: str | None) -> None:
         self._admission = admission
+        self._lane = lane
         self._used: Counter[Lease] = Counter()
         """Bytes of each caller's lease that running batches use."""
 
@@ -31,20 +32,24 @@ class Funding:
         return held_lease(self._admission.endings)
 
     @asynccontextmanager
-    async def pay(self, calls: Sequence[Call], size: int) -> AsyncIterator[None]:
-        """Hold ``size`` bytes for the block. Raises ``Rejected``, at once where a caller holds some."""
+    async def pay(self, calls: Sequence[Call], size: int) -> AsyncIterator[str | None]:
+        """Hold ``size`` bytes for the block; the name of their device.
+
+        Raises ``Rejected``, at once where a caller holds some.
+        """
         with ExitStack() as stack:
             holders = self._keep(calls, stack)
             missing = size - self._use(holders, size, stack)
             if not missing:
-                yield
+                yield holders[0].device
                 return
             if holders and not self._is_free(missing):
                 raise _not_free(missing)
-            async with self._admission.lease(missing, timeout=0 if holders else None) as lease:
+            wait = 0 if holders else None
+            async with self._admission.lease(missing, lane=self._lane, timeout=wait) as lease:
                 if any(holder.device_index != lease.device_index for holder in holders):
                     raise _not_free(missing)
-                yield
+                yield lease.device
 
     def _is_free(self, missing: int) -> bool:
         """Whether they can be had now. What is asked for in vain is counted as a client that was refused."""
@@ -53,10 +58,13 @@ class Funding:
 
     def _keep(self, calls: Sequence[Call], stack: ExitStack) -> list[Lease]:
         """The callers' leases that are open, and stay so: a caller may leave while its item runs."""
-        open_ones = {call.lease: None for call in calls if call.lease is not None and not call.lease.ended}
-        for lease in open_ones:
-            stack.enter_context(lease.keep())
-        return list(open_ones)
+        found = dict.fromkeys(call.lease for call in calls if call.lease is not None)
+        kept: list[Lease] = []
+        for lease in found:
+            with suppress(RuntimeError):  # it has ended, perhaps just now and in another thread
+                stack.enter_context(lease.keep())
+                kept.append(lease)
+        return kept
 
     def _use(self, holders: Sequence[Lease], size: int, stack: ExitStack) -> int:
         """Use what is free of the callers' leases, up to ``size``; the bytes that are covered so."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import anyio
 import anyio.to_thread
 
-from gpu_admission.runtime.task import is_cancelled
+from gpu_admission.runtime.task import is_async, is_cancelled
 
 Row_co = TypeVar("Row_co", covariant=True)
 
@@ -34,7 +34,7 @@ class Handler:
     def __init__(self, function: Any, limiter: anyio.CapacityLimiter) -> None:
         self._function = function
         self._limiter = limiter
-        self._is_async = _is_async(function)
+        self._is_async = is_async(function)
 
     async def __call__(self, items: list[Any]) -> Sequence[Any]:
         """One result for each of ``items``. Raises ``TypeError`` or ``ValueError`` for anything else.
@@ -50,7 +50,8 @@ class Handler:
         return [results[place] for place in range(len(items))]
 
     async def _in_thread(self, items: list[Any]) -> Any:
-        results = await anyio.to_thread.run_sync(self._function, items, limiter=self._limiter)
+        # In a list: trio takes no awaitable from a thread.
+        (results,) = await anyio.to_thread.run_sync(lambda: [self._function(items)], limiter=self._limiter)
         return await results if inspect.isawaitable(results) else results
 
     async def _on_loop(self, items: list[Any]) -> Any:
@@ -74,8 +75,3 @@ async def _one_of(limiter: anyio.CapacityLimiter) -> AsyncIterator[None]:
         yield
     finally:
         limiter.release()
-
-
-def _is_async(function: Any) -> bool:
-    call = getattr(type(function), "__call__", None)  # noqa: B004
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

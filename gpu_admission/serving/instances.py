@@ -57,7 +57,8 @@ class Instances(Generic[Model]):
     lifespan). ``factory`` and ``warm_up(model)`` run in the instance's thread, with its device
     and stream current, one instance after the other, so that ``resident_bytes`` is what each
     took. ``devices`` are taken in turn: ``"cuda:0"`` or ``"cpu"``; by default all that torch
-    shows, once the process has loaded it. Never make instances before a fork.
+    shows, once the process has loaded it. A forked process makes instances of its own; CUDA, once
+    used, survives no fork.
 
     Call the model through ``run``: its results are complete when it returns. A caller that is
     cancelled leaves at once; the thread works on, keeps the request's lease as long, and only

@@ -18,6 +18,7 @@ import anyio
 
 from gpu_admission.admission.refusals import retry_after
 from gpu_admission.errors import QueueFull, QueueTimeout, Rejected, Unavailable
+from gpu_admission.runtime.fork import in_child
 from gpu_admission.runtime.loop import call_soon, running_loop
 from gpu_admission.serving.instance import Instance, Recipe
 
@@ -84,10 +85,21 @@ class Pool:
         self._max_waiting = max_waiting
         self._timeout = timeout
         self._pause = pause
+        self._begin()
+        in_child(self._begin_in_child)
+
+    def _begin(self) -> None:
         # Taken again in the same thread by what is called back at once, having ended already.
         self._lock = threading.RLock()
         self._waiters: deque[Waiter] = deque()
         self._watchers: list[Waiter] = []
+
+    def _begin_in_child(self) -> None:
+        """In a forked process no instance has a thread, and nobody waits: all are made anew."""
+        self._begin()
+        self._recipe.one_at_a_time = threading.Lock()
+        for slot in self.slots:
+            slot.state, slot.resident = "empty", None
 
     @property
     def waiting(self) -> int:

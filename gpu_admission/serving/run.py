@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from gpu_admission.serving.call import BatchEvent, Call, ClosedBy, Ending
 from gpu_admission.serving.packing import padded, padding_share
@@ -11,7 +12,7 @@ from gpu_admission.serving.packing import padded, padding_share
 class Run:
     """One call of the handler."""
 
-    __slots__ = ("at", "calls", "closed_by", "outcome", "rows", "size")
+    __slots__ = ("at", "calls", "closed_by", "device", "outcome", "rows", "size")
 
     def __init__(self, calls: Sequence[Call], closed_by: ClosedBy, at: float) -> None:
         self.calls = calls
@@ -19,7 +20,16 @@ class Run:
         self.at = at
         self.rows = sum(call.rows for call in calls)
         self.size = padded(calls)
+        self.device: str | None = None
         self.outcome: Ending = "client"
+
+    def hand_out(self, results: Sequence[Any]) -> None:
+        """Give each caller what is its item's: a result, or an exception among them."""
+        for call, result in zip(self.calls, results, strict=True):
+            if isinstance(result, Exception):
+                call.fail(result)
+            else:
+                call.succeed(result)
 
     def event(self, batcher: str, now: float) -> BatchEvent:
         return BatchEvent(
@@ -30,6 +40,7 @@ class Run:
             padding=padding_share(self.calls),
             closed_by=self.closed_by,
             waited=self.at - min(call.at for call in self.calls),
+            device=self.device,
             seconds=now - self.at,
             outcome=self.outcome,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, Protocol, TypeAlias
@@ -16,6 +16,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 import anyio
 import anyio.to_thread
 
+from gpu_admission.runtime.task import is_async
+from gpu_admission.serving.settings import check_seconds
+from gpu_admission.settings.checks import count
 from gpu_admission.types import Outcome
 
 Kind: TypeAlias = Literal["ok", "error", "oom", "fault", "client"]
@@ -63,11 +66,11 @@ class Watchdog:
         if not callable(probe):
             raise TypeError(f"probe must be a callable without arguments, not {type(probe).__name__}")
         for setting, seconds in (("every", every), ("limit", limit)):
-            if not 0 < seconds < math.inf:
-                raise ValueError(f"{setting} must be above 0 seconds and finite, got {seconds!r}")
-        for setting, count, least in (("hung_after", hung_after, 1), ("device", device, 0)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
-                raise ValueError(f"{setting} must be an int of {least} or more, got {count!r}")
+            check_seconds(setting, seconds)
+            if not seconds:
+                raise ValueError(f"{setting} must be above 0 seconds")
+        count(1)("hung_after", hung_after)
+        count(0)("device", device)
         self._probe = probe
         self._admission = admission
         self._device = device
@@ -76,6 +79,8 @@ class Watchdog:
         self._hung_after = hung_after
         self._hung = 0
         self._in_thread = False
+        # One of its own: where requests have taken all threads, the probe is not late for that.
+        self._thread = anyio.CapacityLimiter(1)
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -101,15 +106,27 @@ class Watchdog:
         return _outcome("ok")
 
     async def _call(self) -> None:
-        if inspect.iscoroutinefunction(self._probe):
+        if is_async(self._probe):
             await self._probe()
-        else:
-            self._in_thread = True
-            await anyio.to_thread.run_sync(self._call_sync, abandon_on_cancel=True)
-
-    def _call_sync(self) -> None:
+            return
+        claim = threading.Lock()
         try:
-            self._probe()
+            result = await anyio.to_thread.run_sync(
+                self._call_sync, claim, abandon_on_cancel=True, limiter=self._thread
+            )
+        finally:
+            # Where no thread has taken it up yet, none does: it is late, and does not hang.
+            claim.acquire(blocking=False)
+        if result and inspect.isawaitable(result[0]):
+            await result[0]
+
+    def _call_sync(self, claim: threading.Lock) -> list[Any]:
+        """What the probe returns, in a list: trio takes no awaitable from a thread."""
+        if not claim.acquire(blocking=False):
+            return []
+        self._in_thread = True
+        try:
+            return [self._probe()]
         finally:
             self._in_thread = False
 

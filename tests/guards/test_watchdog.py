@@ -5,6 +5,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from gpu_admission.guards import FaultGuard, OutOfMemoryGuard, classify
@@ -105,6 +106,30 @@ async def test_a_probe_that_hangs_is_an_error_and_then_a_fault_and_takes_one_thr
     assert admission.outcomes[0].error == "WatchdogTimeout"
 
 
+async def test_requests_that_have_taken_all_threads_do_not_make_a_probe_late() -> None:
+    limiter, let_go = anyio.to_thread.current_default_thread_limiter(), threading.Event()
+    async with anyio.create_task_group() as tasks:
+        for _ in range(int(limiter.total_tokens)):
+            tasks.start_soon(anyio.to_thread.run_sync, let_go.wait)
+        try:
+            with anyio.fail_after(30):
+                while limiter.available_tokens:
+                    await anyio.lowlevel.checkpoint()
+            assert (await run(lambda: None, Admission(), limit=10))[0] == "ok"
+        finally:
+            let_go.set()
+
+
+async def test_a_probe_may_be_an_object_whose_call_is_a_coroutine() -> None:
+    class Probe:
+        async def __call__(self) -> None:
+            await anyio.lowlevel.checkpoint()
+            raise MemoryError
+
+    assert (await run(Probe(), Admission()))[0] == "oom"
+    assert (await run(lambda: Probe()(), Admission()))[0] == "oom"
+
+
 async def test_a_probe_that_comes_back_starts_the_count_anew() -> None:
     slow = iter([True, True, False, True, True, True])
 
@@ -121,10 +146,11 @@ async def test_a_probe_that_comes_back_starts_the_count_anew() -> None:
     ("options", "error", "text"),
     [
         ({"probe": 3}, TypeError, "probe must be a callable"),
+        ({"every": "1"}, TypeError, "every must be a number"),
         ({"every": 0}, ValueError, "every must be above 0 seconds"),
-        ({"limit": float("inf")}, ValueError, "limit must be above 0 seconds and finite"),
-        ({"hung_after": 0}, ValueError, "hung_after must be an int of 1 or more"),
-        ({"device": -1}, ValueError, "device must be an int of 0 or more"),
+        ({"limit": float("inf")}, ValueError, "limit must be finite"),
+        ({"hung_after": 0}, ValueError, "hung_after must be 1 or more"),
+        ({"device": -1}, ValueError, "device must be 0 or more"),
     ],
 )
 async def test_wrong_settings_are_refused_by_name(

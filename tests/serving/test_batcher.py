@@ -143,7 +143,7 @@ async def test_no_batch_has_more_than_max_items(max_items: int) -> None:
     assert max(map(len, gate.batches)) == max_items
 
 
-async def test_rows_are_counted_where_items_have_several() -> None:
+async def test_bl_96_rows_are_counted_where_items_have_several() -> None:
     gate = Gate(is_open=True)
     await all_of(Batcher(gate, rows=lambda item: 32, max_items=64), range(10))
     assert [len(batch) for batch in gate.batches] == [2] * 5
@@ -366,6 +366,14 @@ async def test_an_error_among_the_results_goes_to_its_own_caller() -> None:
     assert results == [0, 1, 2, 4, 5]
 
 
+async def test_a_plain_function_may_return_what_is_to_be_awaited() -> None:
+    async def later(items: list[int]) -> list[int]:
+        await anyio.lowlevel.checkpoint()
+        return items
+
+    assert await all_of(Batcher(lambda items: later(items)), range(3)) == [0, 1, 2]
+
+
 async def test_the_handlers_error_goes_to_every_caller_of_its_batch_and_no_further() -> None:
     fails = True
 
@@ -460,7 +468,7 @@ async def test_a_full_batcher_refuses_as_the_queue_does() -> None:
     assert int(refused.value.headers["Retry-After"]) >= 1
 
 
-async def test_an_item_too_large_for_any_batch_is_refused_by_name() -> None:
+async def test_bl_96_an_item_too_large_for_any_batch_is_refused_by_name() -> None:
     gate = Gate(is_open=True)
     batcher = Batcher(gate, cost=len, rows=lambda item: item.count("\n") + 1, max_bytes=16, max_items=3)
     with pytest.raises(TooLarge, match="max_bytes=16 B") as refused:

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from gpu_admission import Admission, GPUAdmission, Lease, Rejected, TooLarge, Unavailable, current_lease
+from gpu_admission import Admission, GPUAdmission, Lane, Lease, Rejected, TooLarge, Unavailable, current_lease
+from gpu_admission.devices import FixedDevice
 from gpu_admission.estimators import Constant
-from gpu_admission.serving import Batcher, BatchEvent
+from gpu_admission.serving import Batcher, BatchEvent, batch_device
 from tests.serving.test_batcher import all_of, gather, turns
 
 pytestmark = pytest.mark.anyio
@@ -245,6 +246,57 @@ async def test_items_of_one_request_share_its_lease_and_two_batches_do_not_use_i
     await request()
     assert max(site.in_use) <= 80
     assert budget.in_use == 0
+
+
+async def test_a_handler_is_told_on_which_device_its_batch_is() -> None:
+    budget = admission(100, devices=[FixedDevice(1000, name="one"), FixedDevice(1000, name="two")])
+    found: dict[int, str | None] = {}
+
+    async def handler(items: list[int]) -> list[int]:
+        await anyio.lowlevel.checkpoint()
+        found.update(dict.fromkeys(items, batch_device()))
+        return items
+
+    events: list[BatchEvent] = []
+    batcher = Batcher(handler, cost=60, max_padding=1, admission=budget, observer=events.append)
+
+    async def request(item: int) -> None:
+        async with budget.lease(60, own=True) as lease:
+            await all_here.wait()
+            await batcher(item)
+            assert found[item] == lease.device, "it was charged there"
+            held.add(lease.device)
+
+    all_here, held = anyio.Event(), set[str]()
+    async with anyio.create_task_group() as tasks:
+        for item in range(2):
+            tasks.start_soon(request, item)
+        await turns()
+        all_here.set()
+    assert held == {"one", "two"}
+    assert {event.device for event in events} == held
+    await batcher(5)
+    assert found[5] in held, "of a lease of its own"
+    await Batcher(handler)(6)
+    assert (found[6], batch_device()) == (None, None)
+
+
+async def test_a_batch_without_requests_waits_in_its_lane() -> None:
+    budget = admission(lanes=[Lane("interactive"), Lane("batch", limit=0.5)])
+    batcher: Batcher[int, str] = Batcher(_lane_of, cost=20, admission=budget, lane="batch")
+    assert await batcher(1) == "batch"
+    with pytest.raises(TooLarge, match="batch"):
+        await Batcher(_lane_of, cost=60, admission=budget, lane="batch")(1)
+    with pytest.raises(ValueError, match="there is no lane 'night'"):
+        Batcher(_lane_of, cost=1, admission=budget, lane="night")
+    with pytest.raises(TypeError, match="admission must be given with lane"):
+        Batcher(_lane_of, lane="batch")
+
+
+async def _lane_of(items: list[int]) -> list[str]:
+    await anyio.lowlevel.checkpoint()
+    lease = current_lease()
+    return [lease.lane if lease else ""] * len(items)
 
 
 async def test_a_guard_or_drain_refuses_a_batch_and_its_callers_hear_why() -> None:
