@@ -86,7 +86,8 @@ class LeaseContext:
         if not self._own or holder_of(self._entrance.issuer) is None:
             return await self._entrance.acquire(self._estimate, **self._asked)
         try:
-            return await self._entrance.acquire(self._estimate, **{**self._asked, "gone": self._awaited})
+            asked: Asked = {**self._asked, "gone": self._awaited}
+            return await self._entrance.acquire(self._estimate, **asked)
         except ClientLeft:
             raise RuntimeError(_FOR_ITSELF) from None
 

@@ -110,7 +110,7 @@ async def test_requests_that_have_taken_all_threads_do_not_make_a_probe_late() -
     limiter, let_go = anyio.to_thread.current_default_thread_limiter(), threading.Event()
     async with anyio.create_task_group() as tasks:
         for _ in range(int(limiter.total_tokens)):
-            tasks.start_soon(anyio.to_thread.run_sync, let_go.wait)
+            tasks.start_soon(_take_a_thread, let_go)
         try:
             with anyio.fail_after(30):
                 while limiter.available_tokens:
@@ -118,6 +118,10 @@ async def test_requests_that_have_taken_all_threads_do_not_make_a_probe_late() -
             assert (await run(lambda: None, Admission(), limit=10))[0] == "ok"
         finally:
             let_go.set()
+
+
+async def _take_a_thread(let_go: threading.Event) -> None:
+    await anyio.to_thread.run_sync(let_go.wait)
 
 
 async def test_a_probe_may_be_an_object_whose_call_is_a_coroutine() -> None:
