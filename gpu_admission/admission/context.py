@@ -6,6 +6,7 @@ lease begins and ends is not decided here.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import TypeAlias, TypeVar, TypeVarTuple
@@ -95,15 +96,21 @@ def _started_alike(task: anyio.TaskInfo, other: anyio.TaskInfo) -> bool:
     return code is getattr(other.coro, "cr_code", None)
 
 
-def enter(lease: Lease, scope: Scope | None = None) -> None:
-    """Make ``lease`` the current one of this context, and of its request's ``scope``."""
+def enter(lease: Lease, scope: Scope | None = None, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    """Make ``lease`` the current one of this context, and of its request's ``scope``.
+
+    ``loop``: the running asyncio loop, where the caller knows it.
+    """
     around = _current.get()
-    lease.outer = None if around is None else _open(around)
-    lease.task_id = running_task() or 0
+    if around is not None:
+        lease.outer = _open(around)
+    lease.task_id = running_task(loop) or 0
     _current.set(lease)
-    if scope is not None:
-        lease.covers = scope.get(SCOPE_KEY)
-        scope[SCOPE_KEY] = lease
+    if scope is None:
+        return
+    if SCOPE_KEY in scope:
+        lease.covers = scope[SCOPE_KEY]
+    scope[SCOPE_KEY] = lease
 
 
 def leave(lease: Lease, scope: Scope | None = None) -> None:

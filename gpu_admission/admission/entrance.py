@@ -48,6 +48,9 @@ class Asked(TypedDict, total=False):
     """Called with its place in the queue, where it has to wait."""
 
 
+_NOWHERE: Any = object()
+
+
 class Entrance:
     """The way into one admission, in one process."""
 
@@ -75,6 +78,15 @@ class Entrance:
         self._shadow = Shadow(issuer, locked, monitor, events, refusals, self._waiting)
         self._measuring: anyio.CapacityLimiter | None = None
         self._open_for: set[anyio.CancelScope] = set()
+        self._begun_in: Any = _NOWHERE
+        """The asyncio loop that is served, once nothing is left to be done before a request may start."""
+
+    def is_open(self, loop: Any) -> bool:
+        """Whether ``check_open`` would do nothing. ``loop`` is the running asyncio loop, or ``None``."""
+        if loop is not self._begun_in or self._monitor.closed is not None:
+            return False
+        locked = self._locked
+        return not (locked.ledger.waiting or locked.is_closed)
 
     def check_open(self) -> None:
         """The cheap checks, before a body is read. Raises ``Unavailable`` or ``QueueFull``."""
@@ -112,6 +124,16 @@ class Entrance:
         for waiting in tuple(self._open_for):
             self._home.call(waiting.cancel)
 
+    def start(self, estimate: Estimate, lane: int, flow: Any, route: str, loop: Any) -> Lease | None:
+        """A lease on ``estimate.bytes`` where they are free and nobody waits; else ``None``: ``acquire`` it.
+
+        ``loop`` is the running asyncio loop, or ``None``.
+        """
+        if loop is not self._begun_in:
+            return None
+        ticket = Ticket(estimate.bytes, lane, flow)
+        return self._given(ticket, estimate, route) if self._locked.start(ticket) else None
+
     async def acquire(
         self,
         estimate: Estimate,
@@ -133,19 +155,27 @@ class Entrance:
             return self._without_deciding(Ticket(estimate.bytes, lane, flow), estimate, route)
         if running_asyncio() is not self._home.loop:
             self._come_home()
-        monitor, events = self._monitor, self._events
-        if not self._locked.is_joined:
-            await self._locked.join()
-            self._startup.start()
-        if not monitor.is_measured:
-            await self.measure()
-        if monitor.closed is not None:
-            raise self._refusals.closed(monitor.closed)
+        await self._begin()
+        if self._monitor.closed is not None:
+            raise self._refusals.closed(self._monitor.closed)
         ticket = Ticket(estimate.bytes, lane, flow)
         if not self._locked.ask(ticket):
             if queued is not None:
                 queued(ticket)
             await self._waiting.wait(ticket, lane, timeout, deadline, gone)
+        return self._given(ticket, estimate, route)
+
+    async def _begin(self) -> None:
+        """Do what has to be done before the first request may start."""
+        if not self._locked.is_joined:
+            await self._locked.join()
+            self._startup.start()
+        if not self._monitor.is_measured:
+            await self.measure()
+        self._begun_in = self._home.loop
+
+    def _given(self, ticket: Ticket, estimate: Estimate, route: str) -> Lease:
+        events = self._events
         events.counts["admitted"] += 1
         lease = Lease(self.issuer, ticket, estimate, route)
         if events.observers:
@@ -239,5 +269,6 @@ class Entrance:
             # Those who waited in the other loop hear of it there, should it ever run again.
             self._locked.refuse_all()
             home.loop = loop
+            self._begun_in = _NOWHERE
             self._measuring = anyio.CapacityLimiter(1)
         self._startup.start()

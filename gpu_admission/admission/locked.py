@@ -77,6 +77,19 @@ class LockedLedger:
 
     # one ticket
 
+    def start(self, ticket: Ticket) -> bool:
+        """Have ``ticket`` granted if it fits and nobody waits; whether it was. Else nothing has changed."""
+        turn = self.turn
+        with turn.lock:
+            turn.depth += 1
+            try:
+                starts = self.ledger.start(ticket, clock.monotonic())
+            finally:
+                turn.depth -= 1
+        if turn.late:
+            turn.catch_up()
+        return starts
+
     def ask(self, ticket: Ticket) -> bool:
         """Have ``ticket`` granted, refused or put into the queue: see its state. Whether it starts now."""
         turn = self.turn

@@ -82,6 +82,10 @@ class Budget(Protocol):
 
     # one ticket
 
+    def start(self, ticket: Ticket) -> bool:
+        """Have ``ticket`` granted if that is known here and now; whether it was. Else nothing has changed."""
+        ...
+
     def ask(self, ticket: Ticket) -> bool:
         """Have ``ticket`` granted, refused or put into the queue: see its state. Whether it starts now."""
         ...

@@ -70,25 +70,29 @@ class Ledger:
         Refused is what can never fit, what comes when no more may wait, and everybody
         once the ledger is ``closed``.
         """
+        if self.start(ticket, now):
+            return (ticket,)
         ticket.arrived = now
-        size = ticket.bytes
-        lane = self.lanes[ticket.lane]
+        size, lane = ticket.bytes, self.lanes[ticket.lane]
         if size <= lane.largest:
             self._note(size)  # what can never fit costs nothing to ask, and would make the rest look small
-        if not self.waiting and self.running < self.max_running and lane.in_use + size <= lane.limit:
-            account = self.accounts[0]
-            if len(self.accounts) > 1:
-                device = self._place(size)
-            else:  # what ``_place`` does, without two calls: most requests start here
-                fits = size <= account.limit - account.in_use and account.running < account.max_running
-                device = 0 if fits else None
-            if device is not None:
-                self._grant(ticket, device, now)
-                return (ticket,)
         if self.closed or size > lane.largest or self._line_is_full(lane, ticket):
             ticket.state = REFUSED
             return _NOBODY
         return self._join(ticket, lane, now)
+
+    def start(self, ticket: Ticket, now: float) -> bool:
+        """Grant ``ticket`` if it fits and nobody waits; whether it did. Otherwise nothing has changed."""
+        size, lane = ticket.bytes, self.lanes[ticket.lane]
+        if self.waiting or self.running >= self.max_running or lane.in_use + size > lane.limit:
+            return False
+        device = self._place(size)
+        if device is None:
+            return False
+        ticket.arrived = now
+        self._note(size)
+        self._grant(ticket, device, now)
+        return True
 
     def force(self, ticket: Ticket, now: float, device: int | None = None) -> None:
         """Hold ``ticket`` whether it fits or not: for watching without deciding, or what runs already."""
@@ -334,7 +338,9 @@ class Ledger:
 
     def _place(self, size: int) -> int | None:
         if len(self.accounts) == 1:
-            return 0 if size <= self.accounts[0].free else None
+            account = self.accounts[0]
+            fits = size <= account.limit - account.in_use and account.running < account.max_running
+            return 0 if fits else None
         if self.placement is most_free:
             return self._emptiest(size)
         free = [a.limit - a.in_use if a.running < a.max_running else -1 for a in self.accounts]

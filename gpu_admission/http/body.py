@@ -6,6 +6,7 @@ time. What a body means is read in ``workloads``; what it costs in ``estimators`
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import deque
 from collections.abc import Awaitable, Sequence
@@ -57,6 +58,8 @@ class Body(msgspec.Struct, eq=False):
     _scope: Scope
     is_free: bool = False
     """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
+    loop: asyncio.AbstractEventLoop | None = msgspec.field(default_factory=running_asyncio)
+    """The running one where it is asyncio's, asked for once. See ``ENDED``."""
     complete: bool = False
     """Its last message has been received."""
     size: int = 0
@@ -88,13 +91,12 @@ class Body(msgspec.Struct, eq=False):
             return self.disconnected
         if self.refusal is not None and not self.is_free:
             raise self.refusal
-        lease = self.lease
-        inside = innermost()
+        lease, inside = self.lease, innermost()
         if lease is not None:
             step_in(lease.outer)  # see ``context.outside``
         try:
             call, waits_for = self._take(), NOT_BEGUN
-            if running_asyncio() is not None:
+            if self.loop is not None:
                 waits_for = next(call.__await__(), ENDED)
             if waits_for is not ENDED:
                 await self._waited_for(call, waits_for)
@@ -122,7 +124,7 @@ class Body(msgspec.Struct, eq=False):
     def read_here(self) -> Awaitable[None] | None:
         """Read what has come by now; what is left to be awaited, where there is more. Raises ``Rejected``."""
         call, waits_for = self._take(), NOT_BEGUN
-        if running_asyncio() is not None:
+        if self.loop is not None:
             waits_for = next(call.__await__(), ENDED)
         if waits_for is not ENDED:
             return self._read_on(call, waits_for)
@@ -135,7 +137,7 @@ class Body(msgspec.Struct, eq=False):
         self._check_kept()
         while not self.complete:
             call, waits_for = self._take(), NOT_BEGUN
-            if running_asyncio() is not None:
+            if self.loop is not None:
                 waits_for = next(call.__await__(), ENDED)
             if waits_for is not ENDED:
                 await self._waited_for(call, waits_for)

@@ -102,36 +102,24 @@ class Intake:
             name_request(self.scope)
         if admission.mode == "off":
             return await self._unread()
+        rule, entrance = self.rule, admission.entrance
         try:
-            if not admission.monitor.is_measured:
-                await admission.entrance.measure()
-            empty = self.rule.may_be_empty and has_no_body(self.scope)
-            if not empty:
-                admission.entrance.check_open()
-            declared, packed = of_the_body(self.scope)
-            if (declared or self._read_size) > admission.settings.max_body_bytes:
-                raise self._too_large(declared or 0)
-            estimated = self.rule.fixed
+            if not entrance.is_open(self.body.loop):
+                await self._check_open()
+            packed = self._encodings()
+            estimated = rule.fixed
             if estimated is None or admission.pickers_read:
                 estimated = await self.estimate(packed, may_clamp=may_clamp)
             elif admission.picks_lanes:
                 self._choose_lane()
-            if empty:  # and costs something all the same
-                admission.entrance.check_open()
             self.needed = estimated.bytes
-            self.body.lease = lease = await admission.entrance.acquire(
-                estimated,
-                lane=self.lane,
-                flow=self.flow,
-                timeout=None if self._arrived is None else self._seconds_left(),
-                deadline=self._deadline,
-                route=self.rule.route,
-                gone=self.watch or self.body.watch,
-                queued=self.queued,
-            )
-            lease.estimator = self.rule.estimator
-            if self.rule.learns:
-                admission.endings.teach(lease, self.rule.estimator, self.info)
+            lease = entrance.start(estimated, self.lane, self.flow, rule.route, self.body.loop)
+            if lease is None:
+                lease = await self._acquired(estimated)
+            self.body.lease = lease
+            lease.estimator = rule.estimator
+            if rule.learns:
+                admission.endings.teach(lease, rule.estimator, self.info)
             return lease
         except AsksForNothing:
             self.body.is_free = True
@@ -146,6 +134,33 @@ class Intake:
         finally:
             if self.body.counted:
                 self.body.hand_over()
+
+    async def _check_open(self) -> None:
+        entrance = self.admission.entrance
+        if not self.admission.monitor.is_measured:
+            await entrance.measure()
+        if not (self.rule.may_be_empty and has_no_body(self.scope)):
+            entrance.check_open()
+
+    def _encodings(self) -> Sequence[str]:
+        """Those of the body, where it isn't declared to be too large. Raises ``TooLarge``."""
+        declared, packed = of_the_body(self.scope)
+        if (declared or self._read_size) > self.admission.settings.max_body_bytes:
+            raise self._too_large(declared or 0)
+        return packed
+
+    async def _acquired(self, estimated: Estimate) -> Lease:
+        """The lease of a request that does not start at once."""
+        return await self.admission.entrance.acquire(
+            estimated,
+            lane=self.lane,
+            flow=self.flow,
+            timeout=None if self._arrived is None else self._seconds_left(),
+            deadline=self._deadline,
+            route=self.rule.route,
+            gone=self.watch or self.body.watch,
+            queued=self.queued,
+        )
 
     def _lost(self, error: Exception) -> Exception:
         """Close the body and count the end; what is raised, which a server's own failure comes before."""

@@ -22,7 +22,6 @@ from gpu_admission.http.clamp import told_of
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.load import reported
 from gpu_admission.http.timing import timed
-from gpu_admission.runtime.loop import running_asyncio
 from gpu_admission.runtime.timelimit import ENDED, NOT_BEGUN, rest
 from gpu_admission.types import Message, Send
 
@@ -48,11 +47,11 @@ class Response(msgspec.Struct, eq=False):
     _is_stalled: bool = False
 
     async def __call__(self, message: Message) -> None:
+        is_last = False
         if message["type"] == "http.response.start":
             self._begin(message)
-            is_last = False
-        else:
-            is_last = not message.get("more_body", False) and ends(message, self._trailers)
+        elif not message.get("more_body", False):
+            is_last = ends(message, self._trailers)
         if self.kept is not None:
             await self._keep(message)
             return
@@ -63,7 +62,7 @@ class Response(msgspec.Struct, eq=False):
             step_in(self._lease.outer)  # see ``context.outside``
         try:
             call, waits_for = self._send(message), NOT_BEGUN
-            if type(call) is CoroutineType and running_asyncio() is not None:
+            if self._body.loop is not None and type(call) is CoroutineType:
                 waits_for = next(call.__await__(), ENDED)
             if waits_for is not ENDED:
                 await self._waited_for(call, waits_for)

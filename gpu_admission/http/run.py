@@ -20,7 +20,7 @@ async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Se
     body = intake.body
     response = Response(lease, body, send)
     try:
-        enter(lease, scope)
+        enter(lease, scope, body.loop)
         is_shaped = intake.admission.shapes_responses or intake.rule.hears or intake.clamped_to is not None
         await app(scope, body, shaped(intake, lease, response) if is_shaped else response)
         if not response.is_whole:

@@ -87,6 +87,36 @@ def test_a_ledger_that_was_written_down_grants_what_the_old_one_would_have(kind:
     program()
 
 
+class Quick(Twin):
+    """One that asks first whether a ticket starts at once."""
+
+    def ask(self, number: int, size: int, lane: int, flow: bytes | None, now: float) -> list[int]:
+        ticket = self.tickets[number] = Ticket(size, lane, flow)
+        ticket.number = number
+        before = self.figures()
+        if self.ledger.start(ticket, now):
+            assert ticket.state is State.GRANTED
+            return [number]
+        assert ticket.state is State.NEW
+        assert self.figures() == before
+        return self._said(self.ledger.request(ticket, now))
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_whether_a_ticket_starts_at_once_may_be_asked_before_it_is_requested(kind: str) -> None:
+    @settings(max_examples=60, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(st.binary(min_size=600, max_size=600))
+    def program(steps: bytes) -> None:
+        plain, quick = Twin(SETTINGS[kind]), Quick(SETTINGS[kind])
+        values = iter(steps)
+        for number, (what, who, size) in enumerate(zip(values, values, values, strict=True)):
+            now = 100 + number / 4
+            assert step(plain, number, what, who, size, now) == step(quick, number, what, who, size, now)
+            assert plain.figures() == quick.figures()
+
+    program()
+
+
 def step(twin: Twin, number: int, what: int, who: int, size: int, now: float) -> list[int]:
     known = sorted(twin.tickets)
     match what % 8:
