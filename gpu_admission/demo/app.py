@@ -7,8 +7,7 @@ bytes of its request, if somebody has lent it any, until the engine has freed th
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -18,7 +17,7 @@ from starlette.routing import Route
 from gpu_admission import current_lease
 from gpu_admission.demo.engine import DeviceMemoryError, Engine, Job, JobDroppedError
 from gpu_admission.demo.tokenizer import ByteTokenizer
-from gpu_admission.demo.trace import PATH
+from gpu_admission.demo.trace import ENDS, PATH
 from gpu_admission.demo.wall import Meter
 
 CLIENT_LEFT = 499
@@ -38,12 +37,11 @@ def build_app(engine: Engine, meter: Meter, *, context: int) -> Starlette:
         prompt = tokenizer.encode(asked["prompt"])
         if len(prompt) + asked["max_tokens"] > context:
             return _error(400, f"prompt and answer exceed the context of {context}", "context_length")
-        return await _answer(request, engine.submit(prompt, asked["max_tokens"], _when_freed()))
+        return await _answer(request, engine.submit(prompt, _length(asked), _when_freed()))
 
     async def stats(request: Request) -> Response:
         since = float(request.query_params["since"])
-        samples = [sample for sample in meter.samples if sample[0] >= since]
-        return JSONResponse({"cpu_seconds": time.process_time(), "samples": samples})
+        return JSONResponse([sample for sample in meter.samples if sample[0] >= since])
 
     return Starlette(routes=[Route(PATH, complete, methods=["POST"]), Route("/stats", stats)])
 
@@ -67,6 +65,11 @@ async def _answer(request: Request, job: Job) -> Response:
 async def _cancel_when_gone(request: Request, job: Job) -> None:
     await request.receive()  # after the body there is only one message left: http.disconnect
     job.cancel()
+
+
+def _length(asked: Mapping[str, int]) -> int:
+    """Of the answer: what is allowed, unless it ends before."""
+    return min(asked["max_tokens"], asked.get(ENDS, asked["max_tokens"]))
 
 
 def _when_freed() -> Callable[[], None]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import ceil
 
 import httpx
 import msgspec
 
-from gpu_admission.demo.load import send, usage
+from gpu_admission.demo.load import samples, send
 from gpu_admission.demo.protect import DIALECT, Bytes, Slots
 from gpu_admission.demo.server import EngineName
 from gpu_admission.demo.trace import PATH, Ask
@@ -39,6 +40,10 @@ class Costs(msgspec.Struct, frozen=True):
     def of(self, ask: Ask) -> int:
         """Bytes that ``ask`` adds."""
         return Linear(self.terms, constant=self.constant).estimate(workload(ask)).bytes
+
+    def rounded_up(self, page: int) -> Costs:
+        """Where caches grow by pages: none is more than a page larger than what it holds."""
+        return Costs(self.terms, self.constant + ceil(page * self.terms["new_tokens"]), self.shared)
 
     def budget(self, room: int) -> Bytes:
         """The budget that ``room`` leaves."""
@@ -84,5 +89,4 @@ async def _measure(http: httpx.AsyncClient, ask: Ask, count: int, said: Callable
     answers = await asyncio.gather(*(send(http, ask, deadline) for _ in range(count)))
     if wrong := [answer for answer in answers if answer.outcome != "ok"]:
         raise RuntimeError(f"calibration failed: {wrong[0].outcome} {wrong[0].detail}")
-    seen = await usage(http, since=began)
-    return Measured(features(ask), count, max(used for _, used in seen.samples))
+    return Measured(features(ask), count, max(seen.used for seen in await samples(http, since=began)))

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpu_admission.demo.plan import ROUNDS, USUAL, Plan, Round
 from gpu_admission.planning.options import count, new_file, size
 from gpu_admission.planning.terminal import Stages, Terminal
 
@@ -22,9 +23,10 @@ if TYPE_CHECKING:
 
 NEEDS = ("torch", "httpx", "uvicorn")
 _DESCRIPTION = """
-Replay real traffic against a real torch model behind a hard memory wall, three times: unprotected,
-behind asyncio.Semaphore(N) with N from the largest request, and behind GPUAdmission. Uses the CUDA
-device if there is one; else RLIMIT_DATA of the server process plays the part of VRAM (Linux).
+Replay real traffic against a real torch model behind a hard memory wall, in rounds: unprotected,
+behind asyncio.Semaphore(N) with N from the largest request (semaphore), and behind GPUAdmission
+(bytes). On request: several web workers, with a share of the bytes each and with one budget (workers).
+Uses the CUDA device if there is one; else RLIMIT_DATA of the server process plays the part of VRAM (Linux).
 """
 
 
@@ -36,8 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with Stages(Terminal(sys.stderr)) as stages:
             # Said before torch and the web client are loaded: those take seconds of their own.
-            stages.say(f"up to {options.seconds} s; --seconds sets another limit")
-            report = _run(options, stages)
+            plan = _plan(options)
+            stages.say(f"up to {plan.limit:.0f} s; --seconds sets another limit")
+            report = _run(plan, stages)
     except (OSError, ValueError, RuntimeError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:
@@ -46,17 +49,25 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _run(options: argparse.Namespace, stages: Stages) -> Report:
-    from gpu_admission.demo.rounds import Plan, run
-    from gpu_admission.demo.server import ServerError
-
-    plan = Plan(
+def _plan(options: argparse.Namespace) -> Plan:
+    rounds: list[Round] = list(options.rounds)
+    if options.workers and "workers" not in rounds:
+        rounds.append("workers")
+    return Plan(
+        rounds=tuple(rounds),
         requests=options.requests,
         clients=options.clients,
+        workers=options.workers or Plan().workers,
         room=options.wall,
         engine=options.engine,
         seconds=options.seconds,
     )
+
+
+def _run(plan: Plan, stages: Stages) -> Report:
+    from gpu_admission.demo.process import ServerError
+    from gpu_admission.demo.rounds import run
+
     try:
         return run(plan, stages.say, partial(_watch, stages))
     except ServerError as error:
@@ -66,13 +77,33 @@ def _run(options: argparse.Namespace, stages: Stages) -> Report:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-admission demo", description=_DESCRIPTION)
     add = parser.add_argument
+    add("--rounds", type=_rounds, default=USUAL, help=f"of {', '.join(ROUNDS)} (default {','.join(USUAL)})")
+    add("--workers", type=_workers, help="web workers; adds the round of that name (default there: 4)")
     add("--clients", type=count, default=48, help="that send at once (default %(default)s)")
     add("--requests", type=count, default=160, help="of the trace to replay (default %(default)s)")
     add("--engine", choices=("batch", "threads"), default="batch", help="batch all, or a thread for each")
     add("--wall", type=size, default="36MiB", help="room beside the weights (default %(default)s)")
-    add("--seconds", type=count, default=165, help="for everything together (default %(default)s)")
+    add(
+        "--seconds", type=count, default=0, help="for everything together (default 166; more for more rounds)"
+    )
     add("--html", type=new_file, metavar="FILE", help="write the report there too")
     return parser
+
+
+def _rounds(text: str) -> tuple[Round, ...]:
+    """``semaphore,bytes``: each once."""
+    names = [name.strip() for name in text.split(",")]
+    known: dict[str, Round] = {name: name for name in ROUNDS}
+    if wrong := [name for name in names if name not in known]:
+        raise argparse.ArgumentTypeError(f"there is no round {wrong[0]!r}, only {', '.join(ROUNDS)}")
+    return tuple(known[name] for name in dict.fromkeys(names))
+
+
+def _workers(text: str) -> int:
+    found = count(text)
+    if not 2 <= found <= 64:
+        raise argparse.ArgumentTypeError(f"must be from 2 to 64, not {text}")
+    return found
 
 
 def _say(line: str) -> None:

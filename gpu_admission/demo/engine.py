@@ -1,8 +1,8 @@
 """Who computes what, when: the batching engine, and a plain pool of threads to compare it with.
 
-Both take a prompt, allocate its cache whole at its start, answer with tokens, and free the
-cache. They know nothing of budgets or HTTP. What can't have its memory fails with
-``DeviceMemoryError``, as a naive engine's would, and the engine goes on.
+Both take a prompt, make its cache, answer with tokens, and free the cache. They know nothing of
+budgets or HTTP. What can't have its memory fails with ``DeviceMemoryError``, as a naive engine's
+would, and the engine goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Protocol
 
 import torch
 
-from gpu_admission.demo.model import Cache, Decoder, Part
+from gpu_admission.demo.cache import Cache
+from gpu_admission.demo.model import Decoder, Part
 
 CHUNK = 64
 """Most prompt tokens in one forward pass: bounds what a long prompt takes beside its cache."""

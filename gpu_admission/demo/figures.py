@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from gpu_admission.demo.load import Answer, Outcome, Run
+from gpu_admission.demo.load import Outcome, Run
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,15 +50,21 @@ class Trial(msgspec.Struct, frozen=True):
 
     @property
     def figures(self) -> Figures:
-        answers = self.run.answers
+        return self.figures_from(0)
+
+    def figures_from(self, first: int) -> Figures:
+        """Of what was answered after ``first`` others, from then on."""
+        answers = sorted(self.run.answers, key=lambda answer: answer.ended)
+        began = answers[min(first, len(answers)) - 1].ended if first else self.began
+        answers = answers[first:]
         times = sorted(answer.seconds for answer in answers if answer.outcome == "ok")
-        use = [share for _, share in self.use(self.began, self.ended)]
-        loaded = [share for _, share in self.use(self.began, answers[-1].sent)]
+        use = [share for _, share in self.use(began, self.ended)]
+        loaded = [share for _, share in self.use(began, self.run.answers[-1].sent)]
         return Figures(
             label=self.label,
             counts=dict(Counter(answer.outcome for answer in answers)),
-            per_second=_rate(len(times), self.ended - self.began),
-            per_cpu_second=_rate(len(times), self.run.cpu_seconds),
+            per_second=_rate(len(times), self.ended - began),
+            per_cpu_second=_rate(len(times), self._cpu_seconds(began)),
             p50=quantile(times, 0.50),
             p95=quantile(times, 0.95),
             peak=max(use, default=0.0),
@@ -67,7 +73,13 @@ class Trial(msgspec.Struct, frozen=True):
 
     def use(self, start: float, end: float) -> list[tuple[float, float]]:
         """(seconds since it began, share of the wall in use) between two times."""
-        return [(t - self.began, used / self.room) for t, used in self.run.samples if start <= t <= end]
+        seen = (sample for sample in self.run.samples if start <= sample.at <= end)
+        return [(sample.at - self.began, sample.used / self.room) for sample in seen]
+
+    def _cpu_seconds(self, since: float) -> float:
+        """Of the engine's process, until the end."""
+        seen = [sample.cpu_seconds for sample in self.run.samples if since <= sample.at <= self.ended]
+        return seen[-1] - seen[0] if seen else 0.0
 
     def columns(self, width: int, seconds: float) -> list[float | None]:
         """Mean use in each of ``width`` equal pieces of ``seconds``; ``None`` where it had ended."""
@@ -88,8 +100,9 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def first_error(answers: Sequence[Answer]) -> str:
+def first_error(trials: Iterable[Trial]) -> str:
     """What the device said when a request first ran out of memory; empty when none did."""
+    answers = (answer for trial in trials for answer in trial.run.answers)
     return next((answer.detail for answer in answers if answer.outcome == "out_of_memory"), "")
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import httpx
 import msgspec
 
-from gpu_admission.demo.trace import PATH, Ask
+from gpu_admission.demo.trace import PATH, WORKER, Ask
 
 Outcome = Literal["ok", "out_of_memory", "refused", "failed", "unfinished"]
 GRACE = 5.0
@@ -29,25 +29,27 @@ class Answer(msgspec.Struct, frozen=True):
     sent: float
     ended: float
     detail: str = ""
+    worker: str = ""
+    """Which web process answered, where there are several."""
 
     @property
     def seconds(self) -> float:
         return self.ended - self.sent
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """What the server says of itself: its CPU time so far, and (time, bytes in use) every few ms."""
+class Sample(NamedTuple):
+    """What the engine's process used at one moment (``time.monotonic()``): memory now, CPU so far."""
 
+    at: float
+    used: int
     cpu_seconds: float
-    samples: list[tuple[float, int]]
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One replay: every answer, in the order of sending, and the server's use of the time."""
+    """One replay: every answer, in the order of sending, and what the engine used meanwhile."""
 
     answers: list[Answer]
-    cpu_seconds: float
-    samples: list[tuple[float, int]]
+    samples: list[Sample]
 
 
 def connect(port: int, clients: int) -> httpx.AsyncClient:
@@ -64,19 +66,21 @@ async def replay(
     clients: int,
     seconds: float,
     progress: Callable[[Answer], None] = lambda answer: None,
+    engine: httpx.AsyncClient | None = None,
 ) -> Run:
-    """Send ``asks`` from ``clients`` at once, for at most ``seconds``."""
+    """Send ``asks`` from ``clients`` at once, for at most ``seconds``.
+
+    ``engine`` is asked for what was used, where it is a process behind the one that answers.
+    """
     began = time.monotonic()
-    before = await usage(http, since=began)
     answers = await _send_all(http, asks, clients, seconds, progress)
-    after = await usage(http, since=began)
-    return Run(answers, after.cpu_seconds - before.cpu_seconds, after.samples)
+    return Run(answers, await samples(engine or http, since=began))
 
 
-async def usage(http: httpx.AsyncClient, *, since: float) -> Usage:
-    """The server's ``/stats``, with samples from ``since`` (``time.monotonic()``) on."""
+async def samples(http: httpx.AsyncClient, *, since: float) -> list[Sample]:
+    """The ``/stats`` of the engine's process, from ``since`` (``time.monotonic()``) on."""
     response = await http.get("/stats", params={"since": since})
-    return msgspec.json.decode(response.content, type=Usage)
+    return msgspec.json.decode(response.content, type=list[Sample])
 
 
 async def _send_all(
@@ -112,15 +116,17 @@ def _until(deadline: float, asks: Iterator[Ask]) -> Iterator[Ask]:
 async def send(http: httpx.AsyncClient, ask: Ask, deadline: float) -> Answer:
     """Send one request; what is not answered at ``deadline`` stays ``unfinished``."""
     sent = time.monotonic()
+    worker = ""
     try:
         async with asyncio.timeout(deadline - sent):
             response = await http.post(PATH, json=ask.body)
         outcome, detail = _outcome(response)
+        worker = response.headers.get(WORKER, "")
     except TimeoutError:
         outcome, detail = "unfinished", ""
     except httpx.TransportError as error:
         outcome, detail = "failed", type(error).__name__
-    return Answer(ask, outcome, sent, time.monotonic(), detail)
+    return Answer(ask, outcome, sent, time.monotonic(), detail, worker)
 
 
 def _outcome(response: httpx.Response) -> tuple[Outcome, str]:

@@ -1,7 +1,7 @@
 """The demo's model: a decoder-only transformer with random weights, in float32.
 
-Owns the arithmetic and the key/value cache of one sequence. What is computed is what a
-real decoder computes; only the weights mean nothing. Scheduling belongs to ``engine.py``.
+Owns the arithmetic. What is computed is what a real decoder computes; only the weights mean
+nothing. What a sequence remembers is in ``cache``; scheduling belongs to ``engine``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nn
 
+from gpu_admission.demo.cache import Cache, PagedCache, WholeCache
 from gpu_admission.demo.shape import Shape
-
-
-class Cache:
-    """Keys and values of one sequence, allocated whole at its start; ``length`` tokens are filled."""
-
-    __slots__ = ("length", "tensor")
-
-    def __init__(self, shape: Shape, tokens: int, device: str) -> None:
-        width = shape.hidden // shape.heads
-        self.tensor = torch.empty(shape.layers, 2, shape.heads, tokens, width, device=device)
-        self.length = 0
 
 
 class Part:
@@ -54,22 +44,30 @@ class Layer:
 class Decoder:
     """The weights, and the one way to use them: move several sequences on in one pass."""
 
-    def __init__(self, shape: Shape, *, device: str = "cpu", seed: int = 0) -> None:
+    def __init__(self, shape: Shape, *, device: str = "cpu", page: int = 0, seed: int = 0) -> None:
         torch.manual_seed(seed)
         self.shape = shape
         self.device = device
+        self._page = page
         self._layers = [Layer(shape.hidden, device) for _ in range(shape.layers)]
         self._embedding = _random(shape.vocabulary, shape.hidden, device)
         self._positions = _random(shape.context, shape.hidden, device)
 
     def new_cache(self, tokens: int) -> Cache:
-        """Room for ``tokens``. Raises the device's own out-of-memory error."""
-        return Cache(self.shape, tokens, self.device)
+        """Room for ``tokens``, in pages as they come where there are pages; then only ``advance`` takes it.
+
+        Raises the device's own out-of-memory error.
+        """
+        if self._page:
+            return PagedCache(self.shape, self._page, self.device)
+        return WholeCache(self.shape, tokens, self.device)
 
     def advance(self, parts: Sequence[Part]) -> list[int]:
         """Run the new tokens of all sequences through each weight once; each one's next token."""
         tokens = [token for part in parts for token in part.tokens]
         positions = [position for part in parts for position in range(part.start, part.end)]
+        for part in parts:
+            part.cache.reach(part.end)
         x = self._embedding[self._tensor(tokens)] + self._positions[self._tensor(positions)]
         for index, layer in enumerate(self._layers):
             x = self._block(index, layer, x, parts)
@@ -96,15 +94,11 @@ class Decoder:
 
 def _attend(part: Part, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Keep the new keys and values, then attend to all that came before each row."""
-    keys, values = part.cache.tensor[layer]
-    keys[:, part.start : part.end] = k.transpose(0, 1)
-    values[:, part.start : part.end] = v.transpose(0, 1)
+    keys, values = part.cache.extended(layer, part.start, torch.stack((k, v)).transpose(1, 2))
     mask = None
     if len(q) > 1:
         mask = torch.ones(len(q), part.end, dtype=torch.bool, device=q.device).tril(part.start)
-    seen = nn.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], keys[None, :, : part.end], values[None, :, : part.end], attn_mask=mask
-    )
+    seen = nn.scaled_dot_product_attention(q.transpose(0, 1)[None], keys[None], values[None], attn_mask=mask)
     return seen[0].transpose(0, 1).flatten(1)
 
 

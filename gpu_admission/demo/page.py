@@ -28,7 +28,7 @@ def page(report: Report) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>gpu-admission demo</title>'
         f"<style>{_STYLE}</style></head><body>\n<h1>gpu-admission demo</h1>\n"
-        f"{_paragraphs(setting(report))}{_table(report)}{_figures(report.trials)}"
+        f"{_paragraphs(setting(report))}{_table(report)}{_figures(list(report.trials.values()))}"
         f"<h2>What it says</h2>\n{_paragraphs(verdict(report))}</body></html>\n"
     )
 
@@ -39,7 +39,7 @@ def _paragraphs(sentences: Iterable[str]) -> str:
 
 def _table(report: Report) -> str:
     head = _line("th", HEADINGS)
-    body = "".join(_line("td", cells(row)) for row in report.rows)
+    body = "".join(_line("td", cells(row)) for row in report.rows.values())
     return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>\n"
 
 

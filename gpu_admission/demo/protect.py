@@ -1,4 +1,4 @@
-"""The three ways to run the demo's app: as it is, behind a counting semaphore, behind a budget.
+"""The ways to run the demo's app: as it is, behind a counting semaphore, behind a budget of bytes.
 
 Each is a value that travels to the server process and wraps the same app there.
 """
@@ -44,11 +44,17 @@ class Bytes(msgspec.Struct, frozen=True, tag="bytes"):
     capacity: int
     terms: Mapping[str, float]
     constant: int
+    shared: str | None = None
+    """Folder of a budget that several processes have together."""
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
-        estimator = Linear(self.terms, constant=self.constant)
         return GPUAdmission(
-            app, capacity=self.capacity, estimator=estimator, dialect=DIALECT, timeout=PATIENCE
+            app,
+            capacity=self.capacity,
+            estimator=Linear(self.terms, constant=self.constant),
+            dialect=DIALECT,
+            timeout=PATIENCE,
+            shared=self.shared,
         )
 
 

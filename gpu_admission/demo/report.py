@@ -5,23 +5,29 @@ Every sentence of the verdict is chosen by the figures alone, whoever they favou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from gpu_admission.demo.figures import Figures, Trial
+from gpu_admission.demo.figures import Figures, Trial, first_error
+from gpu_admission.demo.plan import Role
 from gpu_admission.demo.trace import NEW_SCALE, PROMPT_SCALE, SOURCE
 from gpu_admission.planning.terminal import Table, Terminal
 from gpu_admission.sizes import format_bytes
 
 EQUAL = 1.1
 """Two rates that differ by less than this factor are called equal."""
+COMPARED: tuple[tuple[Role, Role], ...] = (
+    ("bytes", "semaphore"),
+    ("one budget", "divided"),
+)
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 60
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is shown, in the order (unprotected, semaphore, bytes)."""
+    """Everything that is shown."""
 
     engine: str
     clients: int
@@ -32,14 +38,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the last-level cache, where known."""
     device: str
     wall: str
-    trials: tuple[Trial, Trial, Trial]
-    error: str = ""
-    """The device's own words, once."""
+    trials: Mapping[Role, Trial]
+    """In the order in which they were run."""
 
     @property
-    def rows(self) -> tuple[Figures, Figures, Figures]:
-        first, second, third = (trial.figures for trial in self.trials)
-        return first, second, third
+    def rows(self) -> dict[Role, Figures]:
+        return {role: trial.figures for role, trial in self.trials.items()}
 
 
 HEADINGS = (
@@ -81,9 +85,9 @@ def show(report: Report, out: Terminal) -> None:
     for line in setting(report):
         out.line(line)
     out.line()
-    out.table(Table(HEADINGS, [cells(row) for row in report.rows]))
+    out.table(Table(HEADINGS, [cells(row) for row in report.rows.values()]))
     out.line()
-    for line in _plot(report.trials):
+    for line in _plot(list(report.trials.values())):
         out.line(line, style="red" if set(line) <= set(" x|") else "")
     out.line()
     for line in verdict(report):
@@ -107,34 +111,51 @@ def setting(report: Report) -> Iterator[str]:
 
 def verdict(report: Report) -> Iterator[str]:
     """What the figures say, whoever they favour."""
-    plain, slots, ours = report.rows
-    yield _safety(plain, report.error)
-    yield _safety(ours, "")
-    if ours.count("refused"):
-        yield f"{ours.label} refused {ours.count('refused')} of {ours.sent} requests."
-    for row in report.rows:
+    rows = report.rows
+    for role, row in rows.items():
+        if role != "semaphore" or row.count("out_of_memory"):
+            yield _safety(row, first_error([report.trials[role]]))
+        if refused := row.count("refused"):
+            yield f"{row.label} refused {refused} of {row.sent} requests."
         if cut := row.count("unfinished"):
             yield (
                 f"Time ran out for {row.label}: {cut} of {row.sent} requests were cut off, "
                 "and no later round sent others than these."
             )
-    if not plain.count("out_of_memory"):
-        yield f"At {report.clients} clients memory does not bind: {_compared(ours, plain)}"
-    yield _compared(ours, slots)
+    for trial in report.trials.values():
+        yield from _spread(trial)
+    yield from _comparisons(report, rows)
     if report.engine == "threads":
         yield "Threads do not batch, so more at once is no faster: bytes buy safety here, not throughput."
     if report.cache_level and report.weights < 2 * report.cache_level:
         yield "The weights nearly fit the processor's cache: batching pays less here than on a GPU."
 
 
+def _spread(trial: Trial) -> Iterator[str]:
+    """Over the web processes: who accepts a connection is the kernel's choice, and it is no even one."""
+    counts = Counter(answer.worker for answer in trial.run.answers if answer.worker)
+    if counts:
+        shares = ", ".join(str(count) for _, count in counts.most_common())
+        yield f"{trial.label}: the workers that the kernel gave connections to answered {shares} requests."
+
+
+def _comparisons(report: Report, rows: Mapping[Role, Figures]) -> Iterator[str]:
+    """Of each that was run with what it is run for."""
+    if {"unprotected", "bytes"} <= rows.keys() and not rows["unprotected"].count("out_of_memory"):
+        words = _compared(rows["bytes"], rows["unprotected"])
+        yield f"At {report.clients} clients memory does not bind: {words}"
+    for ours, other in COMPARED:
+        if {ours, other} <= rows.keys():
+            yield _compared(rows[ours], rows[other])
+
+
 def _safety(row: Figures, error: str) -> str:
     lost = row.count("out_of_memory")
     if not lost:
         return f"{row.label}: nothing ran out of memory (peak {row.peak:.0%} of the wall)."
-    said = f" The first one: {error}" if error else ""
     return (
         f"{row.label}: {lost} of {row.sent} requests failed for lack of memory; its rates are those of the "
-        f"{row.count('ok')} that were answered.{said}"
+        f"{row.count('ok')} that were answered. The first one: {error}"
     )
 
 
@@ -142,10 +163,12 @@ def _compared(ours: Figures, other: Figures) -> str:
     if not other.per_cpu_second:
         return f"{other.label} answered nothing: there is no throughput to compare with."
     ratio = ours.per_cpu_second / other.per_cpu_second
+    times = ours.per_second / other.per_second
     equal = ", which is equal" if 1 / EQUAL < ratio < EQUAL else ""
     return (
         f"{ours.label} answered {ratio:.2f} x the requests of {other.label} for each second of the server's "
-        f"CPU{equal}, at {ours.mean:.0%} against {other.mean:.0%} mean use of the wall."
+        f"CPU{equal}, and {times:.2f} x for each second, at {ours.mean:.0%} against {other.mean:.0%} mean "
+        "use of the wall."
     )
 
 

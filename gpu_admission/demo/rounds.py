@@ -1,25 +1,27 @@
-"""The order of things: measure costs once, then the same replay against each protection in turn.
+"""The order of things: measure costs once, then the same replay against each setup in turn.
 
-Owns the division of the time. Each round has a fresh server process, and differs from the
-others in its ``protection`` and in nothing else.
+Owns the division of the time. Each replay has a fresh server process; what differs between
+them is in ``setups`` and nowhere else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import msgspec
-
+from gpu_admission.demo import workers
 from gpu_admission.demo.calibrate import COMPANY, Costs, calibrate
-from gpu_admission.demo.figures import Trial, first_error
+from gpu_admission.demo.figures import Trial
 from gpu_admission.demo.load import Answer, Run, connect, replay
-from gpu_admission.demo.protect import Protection, Unprotected
+from gpu_admission.demo.plan import Plan, Role
+from gpu_admission.demo.protect import Unprotected
 from gpu_admission.demo.report import Report
-from gpu_admission.demo.server import EngineName, Ready, ServerProcess, Settings
-from gpu_admission.demo.shape import Shape
+from gpu_admission.demo.server import Ready, serve
+from gpu_admission.demo.setups import Facts, Setup, setups
 from gpu_admission.demo.trace import Ask
 from gpu_admission.demo.trace import load as load_trace
 from gpu_admission.sizes import format_bytes
@@ -27,60 +29,35 @@ from gpu_admission.sizes import format_bytes
 START = 8.0
 """Seconds that are set aside for a server to load and warm up."""
 LEAST = 6.0
-"""Seconds of load that a round gets when time is short."""
+"""Seconds of load that a replay gets when time is short."""
 
 Say = Callable[[str], None]
 Watch = Callable[[str, int], Callable[[Answer], None]]
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command was asked to do. ``seconds`` bound the whole."""
-
-    requests: int = 160
-    clients: int = 48
-    room: int = 36 * 2**20
-    engine: EngineName = "batch"
-    seconds: float = 165.0
-    shape: Shape = Shape()
-
-    def settings(self, protection: Protection, room: int | None = None) -> Settings:
-        return Settings(
-            engine=self.engine,
-            protection=protection,
-            room=room or Settings().room,
-            most=self.clients,
-            shape=self.shape,
-        )
 
 
 def run(plan: Plan, say: Say, watch: Watch) -> Report:
     """All rounds of ``plan``. Raises ``ValueError`` when the wall leaves no room, ``ServerError``.
 
     ``say`` gets a line at each stage; ``watch(label, requests)`` is asked for a callback for
-    the answers of each round.
+    the answers of each replay.
     """
-    deadline = time.monotonic() + plan.seconds
+    deadline = time.monotonic() + plan.limit
     asks = load_trace(plan.requests)
-    say("measuring what requests take: the server loads and warms up ...")
     ready, costs = _measured(plan, say)
     if costs.shared + costs.of(Ask(1, 1)) > plan.room:
         raise ValueError(
             f"--wall {format_bytes(plan.room)} is too small: a pass alone takes {format_bytes(costs.shared)}"
         )
     say(_costs(costs, asks))
-    slots = costs.slots(plan.room, asks)
-    protections = (
-        ("unprotected", Unprotected()),
-        (f"Semaphore({slots.count})", slots),
-        ("GPUAdmission", costs.budget(plan.room)),
-    )
-    trials: list[Trial] = []
-    for label, protection in protections:
-        seconds = _share(deadline, len(protections) - len(trials))
-        say(f"{label}: a new server loads and warms up ...")
-        trials.append(_round(plan, label, protection, asks, seconds, watch))
-        # The trace's requests grow longer: where time ran out, the next one gets the same ones.
-        asks = asks[: len(trials[-1].run.answers)]
+    trials: dict[Role, Trial] = {}
+    with TemporaryDirectory(prefix="gpu-admission-demo-", dir=_in_memory()) as folder:
+        facts = Facts(room=plan.room, costs=costs, asks=asks, workers=plan.workers, folder=folder)
+        for setup in setups(plan.rounds, facts):
+            seconds = _share(deadline, plan.replays - len(trials))
+            say(f"{setup.label}: a new server loads and warms up ...")
+            trials[setup.role] = trial = _replay(plan, setup, asks, seconds, watch)
+            # The trace's requests grow longer: where time ran out, the next one gets the same ones.
+            asks = asks[: len(trial.run.answers)]
     return _report(plan, ready, trials)
 
 
@@ -89,35 +66,47 @@ def _measured(plan: Plan, say: Say) -> tuple[Ready, Costs]:
         async with connect(port, COMPANY) as http:
             return await calibrate(http, plan.engine, say)
 
-    with ServerProcess(plan.settings(Unprotected())) as ready:
-        costs = asyncio.run(measure(ready.port))
-    return ready, costs
+    say("measuring what requests take on a server that loads and warms up ...")
+    with serve(plan.settings(Unprotected())) as ready:
+        return ready, asyncio.run(measure(ready.port))
 
 
-def _round(
-    plan: Plan,
-    label: str,
-    protection: Protection,
-    asks: Sequence[Ask],
-    seconds: float,
-    watch: Watch,
-) -> Trial:
-    async def load(port: int) -> Run:
-        progress = watch(label, len(asks))
-        async with connect(port, plan.clients) as http:
-            return await replay(http, asks, clients=plan.clients, seconds=seconds, progress=progress)
+def _replay(plan: Plan, setup: Setup, asks: Sequence[Ask], seconds: float, watch: Watch) -> Trial:
+    async def load(port: int, engine: int) -> Run:
+        progress = watch(setup.label, len(asks))
+        async with connect(port, plan.clients) as http, connect(engine, 1) as behind:
+            return await replay(
+                http, asks, clients=plan.clients, seconds=seconds, progress=progress, engine=behind
+            )
 
-    with ServerProcess(plan.settings(protection, plan.room)) as ready:
-        return Trial(label, asyncio.run(load(ready.port)), plan.room)
+    with _serving(plan, setup) as (port, engine):
+        return Trial(setup.label, asyncio.run(load(port, engine)), plan.room)
 
 
-def _share(deadline: float, rounds: int) -> float:
-    """Seconds of load for the next of ``rounds`` that are left."""
-    return max(LEAST, (deadline - time.monotonic()) / rounds - START)
+@contextmanager
+def _serving(plan: Plan, setup: Setup) -> Iterator[tuple[int, int]]:
+    """The port that answers, and that of the engine's process, which may be the same."""
+    if not setup.workers:
+        with serve(plan.settings(setup.protection, plan.room)) as ready:
+            yield ready.port, ready.port
+        return
+    with serve(plan.settings(Unprotected(), plan.room)) as ready:
+        front = workers.Settings(count=setup.workers, engine=ready.port, protection=setup.protection)
+        with workers.serve(front) as port:
+            yield port, ready.port
 
 
-def _report(plan: Plan, ready: Ready, trials: Sequence[Trial]) -> Report:
-    plain, slots, ours = trials
+def _share(deadline: float, replays: int) -> float:
+    """Seconds of load for the next of ``replays`` that are left."""
+    return max(LEAST, (deadline - time.monotonic()) / replays - START)
+
+
+def _in_memory() -> str | None:
+    """Where a folder of several processes belongs, if there is such a place."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def _report(plan: Plan, ready: Ready, trials: Mapping[Role, Trial]) -> Report:
     return Report(
         engine=plan.engine,
         clients=plan.clients,
@@ -126,8 +115,7 @@ def _report(plan: Plan, ready: Ready, trials: Sequence[Trial]) -> Report:
         cache_level=last_level_cache() if ready.device == "cpu" else None,
         device=ready.device,
         wall=ready.wall,
-        trials=(plain, slots, ours),
-        error=first_error(plain.run.answers),
+        trials=trials,
     )
 
 

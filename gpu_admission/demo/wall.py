@@ -114,10 +114,10 @@ def wall_for(device: str) -> Wall:
 
 
 class Meter:
-    """A thread that writes down (``time.monotonic()``, bytes in use) every few milliseconds."""
+    """A thread that writes down, every few milliseconds, the time, bytes in use and CPU seconds so far."""
 
     def __init__(self, wall: Wall, *, every: float = 0.005) -> None:
-        self.samples: list[tuple[float, int]] = []
+        self.samples: list[tuple[float, int, float]] = []
         self._wall = wall
         self._every = every
         self._stop = threading.Event()
@@ -130,7 +130,7 @@ class Meter:
 
     def _run(self) -> None:
         while not self._stop.wait(self._every):
-            self.samples.append((time.monotonic(), self._wall.used()))
+            self.samples.append((time.monotonic(), self._wall.used(), time.process_time()))
 
 
 def _allocates(size: int) -> bool:

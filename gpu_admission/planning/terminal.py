@@ -45,6 +45,7 @@ class Terminal:
 
     def __init__(self, stream: TextIO | None = None, *, rich: bool | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream
+        self._said = time.monotonic()
         self._console: Any = None
         if (self._stream.isatty() if rich is None else rich) and find_spec("rich") is not None:
             from rich.console import Console
@@ -57,6 +58,7 @@ class Terminal:
 
     def line(self, text: str = "", *, style: str = "") -> None:
         """One line; ``style`` is rich's (``bold``, ``red``), and nothing elsewhere."""
+        self._said = time.monotonic()
         if self._console is None:
             print(text, file=self._stream, flush=True)
         else:
@@ -81,7 +83,7 @@ class Terminal:
                 yield
             return
         began = time.monotonic()
-        with _Heartbeat(lambda: self.line(f"{label} {time.monotonic() - began:.0f} s")):
+        with self._heartbeat(lambda: self.line(f"{label} {time.monotonic() - began:.0f} s")):
             yield
 
     @contextmanager
@@ -93,8 +95,11 @@ class Terminal:
                 yield lambda said: bar.update(task, advance=1, said=said)
             return
         spoken = _Spoken(self.line, label, total)
-        with _Heartbeat(spoken.say) as beat:
-            yield lambda said: beat.reset() if spoken.step(said) else None
+        with self._heartbeat(spoken.say):
+            yield spoken.step
+
+    def _heartbeat(self, beat: Callable[[], None]) -> _Heartbeat:
+        return _Heartbeat(beat, lambda: self._said)
 
 
 class Stages:
@@ -127,11 +132,11 @@ class Stages:
 
 
 class _Heartbeat:
-    """Calls ``beat`` whenever ``QUIET`` seconds have passed since the last call or ``reset``."""
+    """Calls ``beat``, which says something, whenever ``QUIET`` seconds have passed since ``said``."""
 
-    def __init__(self, beat: Callable[[], None]) -> None:
+    def __init__(self, beat: Callable[[], None], said: Callable[[], float]) -> None:
         self._beat = beat
-        self._since = time.monotonic()
+        self._said = said
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -143,15 +148,13 @@ class _Heartbeat:
         self._stop.set()
         self._thread.join()
 
-    def reset(self) -> None:
-        """Something was said."""
-        self._since = time.monotonic()
-
     def _run(self) -> None:
-        while not self._stop.wait(max(0.01, self._since + QUIET - time.monotonic())):
-            if time.monotonic() >= self._since + QUIET:
-                self._since = time.monotonic()
+        while not self._stop.wait(max(0.01, self._left())):
+            if self._left() <= 0:
                 self._beat()
+
+    def _left(self) -> float:
+        return self._said() + QUIET - time.monotonic()
 
 
 class _Spoken:
@@ -164,14 +167,12 @@ class _Spoken:
         self._done = 0
         self._said = ""
 
-    def step(self, said: str) -> bool:
-        """Count one; whether it was worth a line."""
+    def step(self, said: str) -> None:
+        """Count one; a line for each tenth."""
         self._done += 1
         self._said = said
-        worth = self._done % max(1, self._total // 10) == 0 or self._done == self._total
-        if worth:
+        if self._done % max(1, self._total // 10) == 0 or self._done == self._total:
             self.say()
-        return worth
 
     def say(self) -> None:
         self._line(f"{self._label}: {self._done}/{self._total} {self._said}".rstrip())

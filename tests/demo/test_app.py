@@ -15,8 +15,9 @@ pytest.importorskip("torch", reason="the demo's engine needs torch")
 
 from gpu_admission import GPUAdmission
 from gpu_admission.demo.app import build_app
+from gpu_admission.demo.cache import Cache, WholeCache
 from gpu_admission.demo.engine import BatchEngine, DeviceMemoryError, Job, JobDroppedError
-from gpu_admission.demo.model import Cache, Decoder
+from gpu_admission.demo.model import Decoder
 from gpu_admission.demo.protect import DIALECT, Bytes, Slots, Unprotected
 from gpu_admission.demo.shape import Shape
 from gpu_admission.demo.trace import PATH, Ask
@@ -67,7 +68,7 @@ class NoMeter(Meter):
     """Two samples, and no thread."""
 
     def __init__(self) -> None:
-        self.samples = [(1.0, 10), (2.0, 20)]
+        self.samples = [(1.0, 10, 0.1), (2.0, 20, 0.2)]
 
 
 def app_on(engine: ByHand) -> ASGIApp:
@@ -95,6 +96,16 @@ async def test_an_answer_has_the_tokens_and_their_counts() -> None:
     body = response.json()
     assert body["choices"][0]["text"] == "7 7 7"
     assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 3}  # one begins the sequence
+
+
+async def test_an_answer_may_end_before_the_most_that_was_asked_for() -> None:
+    engine = ByHand()
+    async with client(app_on(engine)) as http:
+        request = asyncio.create_task(http.post(PATH, json=Ask(5, 3).asking(160).body))
+        job = await engine.jobs.get()
+        job.answer = [7] * job.new_tokens
+        job.end()
+        assert (await request).json()["usage"]["completion_tokens"] == 3
 
 
 @pytest.mark.parametrize(
@@ -128,8 +139,7 @@ async def test_more_than_the_context_is_refused_before_it_takes_memory() -> None
 async def test_stats_are_those_since_the_time_asked_for() -> None:
     async with client(app_on(ByHand())) as http:
         stats = (await http.get("/stats", params={"since": 1.5})).json()
-    assert stats["samples"] == [[2.0, 20]]
-    assert stats["cpu_seconds"] > 0
+    assert stats == [[2.0, 20, 0.2]]
 
 
 async def call(app: ASGIApp, messages: asyncio.Queue[Message]) -> list[Message]:
@@ -224,6 +234,7 @@ class Counted(Decoder):
 
     def new_cache(self, tokens: int) -> Cache:
         cache = super().new_cache(tokens)
+        assert isinstance(cache, WholeCache)
         size = cache.tensor.nbytes
         self.live += size
         self.most = max(self.most, self.live)

@@ -37,7 +37,7 @@ class Server:
     def __init__(self, status: int = 200) -> None:
         self.status = status
         self.used = 0
-        self.samples = [(0.0, 10**12)]  # long before anything that is measured
+        self.samples = [(0.0, 10**12, 0.0)]  # long before anything that is measured
         self.app = Starlette(
             routes=[Route(PATH, self.complete, methods=["POST"]), Route("/stats", self.stats)]
         )
@@ -48,14 +48,14 @@ class Server:
         self.used += takes
         for _ in range(10 * COMPANY):
             await asyncio.sleep(0)
-        self.samples.append((time.monotonic(), self.used + SHARED))
+        self.samples.append((time.monotonic(), self.used + SHARED, 0.0))
         await asyncio.sleep(0)
         self.used -= takes
         return JSONResponse({}, self.status)
 
     async def stats(self, request: Request) -> Response:
         since = float(request.query_params["since"])
-        return JSONResponse({"cpu_seconds": 0, "samples": [s for s in self.samples if s[0] >= since]})
+        return JSONResponse([s for s in self.samples if s[0] >= since])
 
 
 async def measured(server: Server, *, batch: bool) -> Costs:
@@ -87,3 +87,8 @@ def test_the_room_is_divided_by_the_largest_or_left_to_bytes() -> None:
     assert costs.slots(1000 + 3 * largest + 5, asks).count == 3
     assert costs.slots(1000, asks).count == 1
     assert costs.budget(5000).capacity == 4000
+
+
+def test_where_caches_grow_by_pages_each_may_have_one_that_is_not_full() -> None:
+    costs = Costs({"prompt_tokens": 10.0, "new_tokens": 12.5}, 100, 1000).rounded_up(5)
+    assert (costs.constant, costs.shared) == (163, 1000)

@@ -10,9 +10,10 @@ import pytest
 from gpu_admission.demo import command, rounds
 from gpu_admission.demo.command import main
 from gpu_admission.demo.load import Answer
+from gpu_admission.demo.plan import Plan
+from gpu_admission.demo.process import ServerError
 from gpu_admission.demo.report import Report
-from gpu_admission.demo.rounds import Plan, Say, Watch
-from gpu_admission.demo.server import ServerError
+from gpu_admission.demo.rounds import Say, Watch
 from gpu_admission.demo.trace import Ask
 from gpu_admission.planning.terminal import Stages, Terminal
 from tests.demo.test_report import usual
@@ -43,13 +44,25 @@ def test_options_reach_the_plan(plans: list[Plan]) -> None:
     assert plans == [Plan(clients=8, requests=9, engine="threads", room=5 * 2**20, seconds=60)]
 
 
+def test_rounds_are_chosen_by_name(plans: list[Plan]) -> None:
+    main(["--rounds", "bytes, semaphore,bytes"])
+    main(["--workers=8"])
+    main(["--rounds=workers"])
+    assert [plan.rounds for plan in plans] == [
+        ("bytes", "semaphore"),
+        ("unprotected", "semaphore", "bytes", "workers"),
+        ("workers",),
+    ]
+    assert [plan.workers for plan in plans] == [4, 8, 4]
+
+
 def test_the_report_goes_to_stdout_and_the_rest_to_stderr(
     plans: list[Plan], capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([])
     shown = capsys.readouterr()
     assert "GPUAdmission answered 2.00 x" in shown.out
-    assert shown.err == "up to 165 s; --seconds sets another limit\nmeasuring\n"
+    assert shown.err == "up to 166 s; --seconds sets another limit\nmeasuring\n"
 
 
 def test_the_page_is_written_where_it_was_asked_for(plans: list[Plan], tmp_path: Path) -> None:
@@ -66,6 +79,8 @@ def test_the_page_is_written_where_it_was_asked_for(plans: list[Plan], tmp_path:
         (["--wall", "big"], "--wall: size='big' is not a size"),
         (["--html", "/nope/x.html"], "--html: there is no folder /nope"),
         (["--engine", "vllm"], "--engine: invalid choice: 'vllm'"),
+        (["--rounds", "bytes,all"], "--rounds: there is no round 'all', only unprotected, semaphore"),
+        (["--workers", "1"], "--workers: must be from 2 to 64, not 1"),
         (["--fast"], "unrecognized arguments: --fast"),
     ],
 )

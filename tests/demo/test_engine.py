@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the demo's model needs torch")
 
+from gpu_admission.demo.cache import Cache, PagedCache, WholeCache  # noqa: E402
 from gpu_admission.demo.engine import (  # noqa: E402
     CHUNK,
     BatchEngine,
@@ -19,7 +20,7 @@ from gpu_admission.demo.engine import (  # noqa: E402
     JobDroppedError,
     ThreadEngine,
 )
-from gpu_admission.demo.model import Cache, Decoder, Part  # noqa: E402
+from gpu_admission.demo.model import Decoder, Part  # noqa: E402
 from gpu_admission.demo.shape import Shape  # noqa: E402
 
 TINY = Shape(layers=2, hidden=32, heads=2, vocabulary=64, context=512)
@@ -93,7 +94,32 @@ def test_answers_are_those_of_each_sequence_alone(kind: Callable[[Decoder], Engi
 
 def test_a_cache_takes_what_the_shape_says(model: Decoder) -> None:
     cache = model.new_cache(10)
+    assert isinstance(cache, WholeCache)
     assert cache.tensor.nbytes == 10 * TINY.cache_per_token == 10 * 2 * 2 * 32 * 4
+
+
+@pytest.mark.parametrize("page", [1, 3, 16, 200])
+def test_a_cache_of_pages_answers_the_same_and_takes_only_what_is_used(page: int, model: Decoder) -> None:
+    paged = Decoder(TINY, page=page)
+    cache = paged.new_cache(500)
+    assert isinstance(cache, PagedCache)
+    with torch.inference_mode():
+        answer = paged.advance([Part(cache, list(range(40)))])
+        while len(answer) < 9:
+            answer += paged.advance([Part(cache, answer[-1:])])
+        assert answer == alone(model, list(range(40)), 9)
+    full = -(-48 // page)  # the last token has no keys yet
+    assert sum(held.nbytes for held in cache.pages) == full * page * TINY.cache_per_token
+
+
+def test_prompts_in_pieces_fill_pages_across_their_ends(model: Decoder) -> None:
+    engine = BatchEngine(Decoder(TINY, page=7))
+    asks = [([7] * (2 * CHUNK + 5), 3), (list(range(40)), 6)]
+    jobs = [engine.submit(prompt, new, nothing) for prompt, new in asks]
+    answers = [job.result.result(30) for job in jobs]
+    engine.stop()
+    with torch.inference_mode():
+        assert answers == [alone(model, prompt, new) for prompt, new in asks]
 
 
 def test_weights_are_what_a_pass_reads(model: Decoder) -> None:

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from gpu_admission import GPUAdmission
-from gpu_admission.demo.load import GRACE, Answer, connect, replay, send
-from gpu_admission.demo.trace import PATH, Ask
+from gpu_admission.demo.load import GRACE, Answer, Sample, connect, replay, send
+from gpu_admission.demo.trace import PATH, WORKER, Ask
 from gpu_admission.estimators import Constant
 
 # The clients are asyncio's: these run on asyncio alone.
@@ -33,7 +33,6 @@ class Site:
     def __init__(self) -> None:
         self.running = self.most = 0
         self.prompts: list[str] = []
-        self.cpu_seconds = 0.0
         self.app = Starlette(
             routes=[Route(PATH, self.complete, methods=["POST"]), Route("/stats", self.stats)]
         )
@@ -49,8 +48,7 @@ class Site:
 
     async def stats(self, request: Request) -> Response:
         assert float(request.query_params["since"]) > 0
-        self.cpu_seconds += 1.5
-        return JSONResponse({"cpu_seconds": self.cpu_seconds, "samples": [[1.0, 100]]})
+        return JSONResponse([[1.0, 100, 0.5]])
 
 
 async def fine() -> Response:
@@ -135,8 +133,19 @@ async def test_a_replay_sends_everything_from_so_many_clients(site: Site, http: 
     assert Counter(answer.outcome for answer in run.answers) == {"ok": 6, "out_of_memory": 6}
     assert sorted(run.answers, key=lambda answer: answer.sent) == run.answers
     assert len(seen) == 12
-    assert run.cpu_seconds == 1.5
-    assert run.samples == [(1.0, 100)]
+    assert run.samples == [Sample(1.0, 100, 0.5)]
+
+
+async def test_an_engine_behind_is_asked_for_what_it_used(site: Site, http: httpx.AsyncClient) -> None:
+    async def front(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == PATH
+        return httpx.Response(200, json={}, headers={WORKER: "77"})
+
+    async with httpx.AsyncClient(transport=httpx.MockTransport(front), base_url="http://front") as workers:
+        run = await replay(workers, [Ask(1, 0)], clients=1, seconds=600, engine=http)
+    assert [answer.worker for answer in run.answers] == ["77"]
+    assert run.samples == [Sample(1.0, 100, 0.5)]
+    assert site.prompts == []
 
 
 async def test_when_time_is_up_nothing_more_is_sent(site: Site, http: httpx.AsyncClient) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpu_admission.demo.figures import Trial, first_error, quantile
-from gpu_admission.demo.load import Answer, Outcome, Run
+from gpu_admission.demo.load import Answer, Outcome, Run, Sample
 from gpu_admission.demo.page import page
 from gpu_admission.demo.report import HEADINGS, Report, cells, show, verdict
 from gpu_admission.demo.trace import Ask
@@ -32,9 +32,10 @@ def answers(*outcomes: Outcome, apart: float = 1.0, takes: float = 2.0) -> list[
 def trial(label: str, *outcomes: Outcome, cpu: float = 2.0, use: float = 50) -> Trial:
     """A second apart, each takes two; memory at ``use`` of 100 bytes from the first second on."""
     said = answers(*outcomes)
-    samples = [(START - 1, 99), (START, 0)]
-    samples += [(START + second, int(use)) for second in range(1, len(said) + 2)]
-    return Trial(label, Run(said, cpu, samples), 100)
+    seconds = len(said) + 1
+    samples = [Sample(START - 1, 99, 0.0), Sample(START, 0, 7.0)]
+    samples += [Sample(START + n, int(use), 7.0 + cpu * n / seconds) for n in range(1, seconds + 1)]
+    return Trial(label, Run(said, samples), 100)
 
 
 def report(plain: Trial, slots: Trial, ours: Trial, **changes: object) -> Report:
@@ -46,8 +47,7 @@ def report(plain: Trial, slots: Trial, ours: Trial, **changes: object) -> Report
         cache_level=100,
         device="cpu",
         wall="a wall",
-        trials=(plain, slots, ours),
-        error=first_error(plain.run.answers),
+        trials={"unprotected": plain, "semaphore": slots, "bytes": ours},
     )
     return msgspec.structs.replace(made, **changes)
 
@@ -80,8 +80,18 @@ def test_figures_are_rates_of_what_was_answered_and_shares_of_the_wall() -> None
     assert figures.mean == pytest.approx(0.6 * 4 / 5)  # samples at 0, 1, 2, 3, 4: loaded, the first empty
 
 
+def test_figures_from_an_answer_on_leave_out_what_was_before() -> None:
+    whole = trial("x", "ok", "out_of_memory", "ok", "ok", cpu=5.0, use=60)
+    rest = whole.figures_from(2)  # the second was answered after three seconds of five
+    assert (rest.sent, rest.count("ok"), rest.count("out_of_memory")) == (2, 2, 0)
+    assert rest.per_second == 2 / 2
+    assert rest.per_cpu_second == pytest.approx(2 / 2)
+    assert rest.mean == 0.6
+    assert whole.figures_from(9).count("ok") == 0
+
+
 def test_figures_of_nothing_are_nothing() -> None:
-    nothing = Trial("x", Run(answers("failed", takes=0.0), 0.0, []), 100).figures
+    nothing = Trial("x", Run(answers("failed", takes=0.0), []), 100).figures
     assert (nothing.per_second, nothing.per_cpu_second, nothing.p50) == (0.0, 0.0, None)
     assert (nothing.peak, nothing.mean) == (0.0, 0.0)
     assert cells(nothing)[8] == "-"
@@ -93,8 +103,8 @@ def test_quantiles_are_values_that_were_measured(share: float, value: float) -> 
 
 
 def test_the_first_error_is_the_devices_own() -> None:
-    assert first_error(answers("ok", "out_of_memory")) == "no room"
-    assert first_error(answers("ok")) == ""
+    assert first_error([trial("x", "ok"), trial("y", "ok", "out_of_memory")]) == "no room"
+    assert first_error([trial("x", "ok")]) == ""
 
 
 def test_columns_are_means_over_equal_times_and_none_where_it_had_ended() -> None:
@@ -162,6 +172,20 @@ def test_a_replay_that_was_cut_short_is_mentioned() -> None:
     assert "Time ran out" not in said(usual())
 
 
+def test_several_workers_are_compared_and_their_share_of_the_requests_is_told() -> None:
+    divided, one = (
+        trial("2 workers, half each", "ok", "ok", cpu=3.0),
+        trial("2 workers, one budget", "ok", "ok"),
+    )
+    told = [msgspec.structs.replace(a, worker=w) for a, w in zip(one.run.answers, "ab", strict=True)]
+    one = msgspec.structs.replace(one, run=Run(told, one.run.samples))
+    words = said(usual(trials={"divided": divided, "one budget": one}))
+    assert "2 workers, one budget answered 1.50 x the requests of 2 workers, half each" in words
+    assert "2 workers, one budget: the workers that the kernel gave connections to answered 1, 1" in words
+    assert words.count("gave connections") == 1
+    assert "memory does not bind" not in words
+
+
 def test_threads_are_said_to_gain_safety_only() -> None:
     assert "bytes buy safety here, not throughput" in said(usual(engine="threads"))
     assert "bytes buy safety" not in said(usual())
@@ -227,15 +251,16 @@ def test_the_page_says_what_the_terminal_says_and_draws_each_trial() -> None:
 
 def test_what_came_from_elsewhere_is_escaped_in_the_page() -> None:
     hostile = "<script>alert('1')</script>&"
-    made = usual(error=hostile, device=hostile, wall=hostile)
-    made = msgspec.structs.replace(made, trials=(trial(hostile, "out_of_memory"), *made.trials[1:]))
-    html = page(made)
+    made = usual(device=hostile, wall=hostile)
+    lost = msgspec.structs.replace(answers("out_of_memory")[0], detail=hostile)
+    plain = Trial(hostile, Run([lost], []), 100)
+    html = page(msgspec.structs.replace(made, trials={**made.trials, "unprotected": plain}))
     assert "<script" not in html
     assert html.count("&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;") >= 5
 
 
 def test_a_trial_without_samples_has_a_picture_without_an_area() -> None:
-    empty = Trial("empty", Run(answers("ok"), 1.0, []), 100)
+    empty = Trial("empty", Run(answers("ok"), []), 100)
     assert page(report(empty, empty, empty)).count('class="use"') == 0
 
 

@@ -14,14 +14,17 @@ import pytest
 
 pytest.importorskip("torch", reason="the demo's model needs torch")
 
-from gpu_admission.demo import rounds, server
+from gpu_admission.demo import process, rounds, server
 from gpu_admission.demo.calibrate import Costs
 from gpu_admission.demo.figures import Trial
 from gpu_admission.demo.load import Answer, Outcome
 from gpu_admission.demo.page import page
+from gpu_admission.demo.plan import MEASURING, REPLAYING, ROUNDS, Plan, Round
+from gpu_admission.demo.process import ServerError, ServerProcess
 from gpu_admission.demo.protect import Bytes, Protection, Slots, Unprotected
-from gpu_admission.demo.rounds import Plan, last_level_cache, run
-from gpu_admission.demo.server import Ready, ServerError, ServerProcess, Settings
+from gpu_admission.demo.rounds import last_level_cache, run
+from gpu_admission.demo.server import Ready, Settings, serve
+from gpu_admission.demo.setups import Setup
 from gpu_admission.demo.shape import Shape
 from gpu_admission.demo.trace import Ask, load
 from tests.demo.test_report import text, trial
@@ -31,30 +34,44 @@ linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RLIMI
 
 
 @linux
-def test_the_unprotected_app_runs_out_of_memory_and_the_protected_ones_answer_more() -> None:
+def test_the_unprotected_app_runs_out_of_memory_and_the_protected_one_answers_more() -> None:
     lines: list[str] = []
     seen: dict[str, list[Answer]] = {}
-    plan = Plan(requests=24, clients=16, room=5 * 2**20, seconds=120, shape=SMALL)
+    plan = Plan(
+        rounds=("unprotected", "bytes"), requests=24, clients=16, room=5 * 2**20, seconds=120, shape=SMALL
+    )
     report = run(plan, lines.append, lambda label, count: seen.setdefault(label, []).append)
-    plain, slots, ours = report.rows
+    plain, ours = report.rows.values()
     assert plain.count("out_of_memory") > 0
-    assert "DefaultCPUAllocator: can't allocate memory" in report.error
-    assert slots.label.startswith("Semaphore(")
-    for row in (slots, ours):
-        # In a wall of 5 MiB even what a library allocates late can be one too many.
-        assert row.count("out_of_memory") < plain.count("out_of_memory")
-        assert row.count("ok") > plain.count("ok")
-        assert row.per_cpu_second > 0
-    for row in (plain, slots, ours):
+    assert "DefaultCPUAllocator: can't allocate memory" in text(report)
+    # In a wall of 5 MiB even what a library allocates late can be one too many.
+    assert ours.count("out_of_memory") < plain.count("out_of_memory")
+    assert ours.count("ok") > plain.count("ok")
+    for row in (plain, ours):
         assert row.sent == 24 == len(seen[row.label])
         assert 0 < row.mean <= row.peak <= 1
-    assert ours.peak > slots.peak
+        assert row.per_cpu_second > 0
     assert lines[0].startswith("measuring")
     assert sum("at once of" in line for line in lines) == 8
     assert any("a request takes" in line for line in lines)
-    assert sum("a new server loads" in line for line in lines) == 3
+    assert sum("a new server loads" in line for line in lines) == 2
     assert "GPUAdmission: " in text(report)
-    assert page(report).count('class="use"') == 3
+    assert page(report).count('class="use"') == 2
+
+
+@linux
+@pytest.mark.slow
+def test_eight_workers_on_one_budget_stay_within_the_wall_and_answer_what_an_eighth_can_not_hold() -> None:
+    plan = Plan(rounds=("workers",), requests=100, workers=8, seconds=400)
+    report = run(plan, lambda line: None, lambda label, count: lambda answer: None)
+    divided, one = report.rows.values()
+    assert (divided.label, one.label) == ("8 workers, an eighth each", "8 workers, one budget")
+    for row in (divided, one):
+        assert row.count("out_of_memory") == row.count("failed") == 0
+        assert row.peak <= 1
+    assert one.count("ok") == one.sent == 100
+    assert divided.count("refused") > 0
+    assert one.mean > 1.2 * divided.mean
 
 
 def answered(count: int) -> list[Outcome]:
@@ -65,12 +82,12 @@ def test_the_rounds_differ_in_their_protection_and_in_nothing_else(monkeypatch: 
     costs = Costs({"prompt_tokens": 10.0, "new_tokens": 10.0}, 100, 1000)
     seen: list[tuple[object, ...]] = []
 
-    def one(plan: Plan, label: str, protection: Protection, asks: list[Ask], *rest: object) -> Trial:
-        seen.append((label, protection, plan, asks))
-        return trial(label, *answered(len(asks)))
+    def one(plan: Plan, setup: Setup, asks: list[Ask], *rest: object) -> Trial:
+        seen.append((setup.label, setup.protection, plan, asks))
+        return trial(setup.label, *answered(len(asks)))
 
     monkeypatch.setattr(rounds, "_measured", lambda plan, say: (Ready(1, "cpu", "a wall"), costs))
-    monkeypatch.setattr(rounds, "_round", one)
+    monkeypatch.setattr(rounds, "_replay", one)
     plan = Plan(requests=3, room=10_000)
     report = run(plan, lambda line: None, lambda label, count: lambda answer: None)
     largest = max(map(costs.of, load(3)))
@@ -82,19 +99,56 @@ def test_the_rounds_differ_in_their_protection_and_in_nothing_else(monkeypatch: 
     ]
     assert all(rest == [plan, load(3)] for _, _, *rest in seen)
     assert report.weights == plan.shape.weights * 4
-    assert report.error == ""
+    assert list(report.trials) == ["unprotected", "semaphore", "bytes"]
+
+
+def test_rounds_are_run_in_their_own_order_and_workers_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = Costs({"prompt_tokens": 10.0, "new_tokens": 10.0}, 100, 1000)
+    seen: list[Setup] = []
+
+    def one(plan: Plan, setup: Setup, asks: list[Ask], *rest: object) -> Trial:
+        seen.append(setup)
+        return trial(setup.label, *answered(len(asks)))
+
+    monkeypatch.setattr(rounds, "_measured", lambda plan, say: (Ready(1, "cpu", "a wall"), costs))
+    monkeypatch.setattr(rounds, "_replay", one)
+    plan = Plan(rounds=("workers", "bytes"), workers=4, requests=3, room=9000)
+    assert run(plan, lambda line: None, lambda label, count: lambda answer: None).trials.keys() == {
+        "bytes",
+        "divided",
+        "one budget",
+    }
+    whole, divided, one_budget = seen
+    assert (whole.workers, divided.workers, one_budget.workers) == (0, 4, 4)
+    assert divided.label == "4 workers, a quarter each"
+    assert divided.protection == Bytes(2000, costs.terms, 100)
+    assert isinstance(one_budget.protection, Bytes)
+    assert one_budget.protection.capacity == 8000
+    folder = one_budget.protection.shared
+    assert folder is not None
+    assert not Path(folder).exists()  # gone with the demo
+
+
+@pytest.mark.parametrize("shown", ROUNDS)
+def test_every_round_has_its_time(shown: Round) -> None:
+    assert Plan(rounds=(shown,)).limit == MEASURING + REPLAYING * Plan(rounds=(shown,)).replays
+    assert Plan(rounds=(shown,), seconds=60).limit == 60
+
+
+def test_the_usual_rounds_keep_to_three_minutes() -> None:
+    assert Plan().limit <= 170
 
 
 def test_where_time_ran_out_the_next_round_replays_the_same_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 
-    def one(plan: Plan, label: str, protection: Protection, asks: list[Ask], *rest: object) -> Trial:
+    def one(plan: Plan, setup: Setup, asks: list[Ask], *rest: object) -> Trial:
         sent.append(len(asks))
-        return trial(label, *answered(5 if label.startswith("Semaphore") else len(asks)))
+        return trial(setup.label, *answered(5 if setup.role == "semaphore" else len(asks)))
 
     costs = Costs({"prompt_tokens": 10.0, "new_tokens": 10.0}, 100, 1000)
     monkeypatch.setattr(rounds, "_measured", lambda plan, say: (Ready(1, "cpu", "a wall"), costs))
-    monkeypatch.setattr(rounds, "_round", one)
+    monkeypatch.setattr(rounds, "_replay", one)
     run(Plan(requests=9), lambda line: None, lambda label, count: lambda answer: None)
     assert sent == [9, 9, 5]
 
@@ -146,18 +200,21 @@ class NoWall:
 
 @pytest.mark.parametrize("engine", ["batch", "threads"])
 def test_a_server_says_that_it_is_ready_and_ends_when_its_parent_does(
-    engine: server.EngineName, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    engine: server.EngineName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wall = NoWall()
     ours, theirs = os.pipe()
     os.close(theirs)  # the parent has gone
     monkeypatch.setattr(server, "wall_for", lambda device: wall)
-    monkeypatch.setattr(server, "STDIN", ours)
+    said: list[object] = []
+    monkeypatch.setattr(process, "STDIN", ours)
+    monkeypatch.setattr(server, "tell", said.append)
     monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)
     threads = set(threading.enumerate())
     server.main(Settings(engine=engine, room=123, most=2, shape=SMALL, protection=Slots(1)))
     os.close(ours)
-    ready = msgspec.json.decode(capsys.readouterr().out, type=Ready)
+    [ready] = said
+    assert isinstance(ready, Ready)
     assert ready.wall == "none"
     assert 0 < ready.port < 2**16
     assert wall.room == 123
@@ -175,15 +232,14 @@ def script(tmp_path: Path, text: str) -> str:
 
 def test_a_server_that_does_not_start_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", script(tmp_path, "exit 3"))
-    with pytest.raises(ServerError, match="status 3"), ServerProcess(Settings()):
+    with pytest.raises(ServerError, match="status 3"), serve(Settings()):
         raise AssertionError
 
 
 def test_a_server_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = msgspec.json.encode(Ready(8000, "cpu", "none")).decode()
     monkeypatch.setattr(sys, "executable", script(tmp_path, f"echo '{line}'; exec sleep 1000"))
-    monkeypatch.setattr(server, "PATIENCE", 0.1)
-    process = ServerProcess(Settings())
-    with process as ready:
-        assert ready == Ready(8000, "cpu", "none")
-    assert process._process.returncode == -9
+    monkeypatch.setattr(process, "PATIENCE", 0.1)
+    with ServerProcess("any", Settings()) as stubborn:
+        assert stubborn.hear(Ready) == Ready(8000, "cpu", "none")
+    assert stubborn._process.returncode == -9

@@ -38,6 +38,14 @@ def test_more_than_the_file_has_is_an_error_that_says_so(count: int) -> None:
         load(count)
 
 
+def test_clients_that_do_not_care_ask_for_the_same_and_never_for_less_than_they_need() -> None:
+    assert Ask(24, 6).asking(4096) == Ask(24, 6, asked=512)
+    assert Ask(24, 700).asking(4096).asked == 700
+    read = workload(Ask(24, 6).asking(4096))
+    assert read.new_tokens == 512
+    assert read == workload(Ask(24, 512))
+
+
 @pytest.mark.parametrize("ask", [Ask(1, 1), Ask(24, 6), Ask(300, 75)])
 def test_the_budget_counts_at_least_the_tokens_that_the_app_makes_of_the_body(ask: Ask) -> None:
     prompt = str(ask.body["prompt"])

@@ -140,9 +140,11 @@ def test_the_meter_writes_down_what_it_sees_until_it_is_stopped() -> None:
     meter = Meter(wall, every=0.001)
     assert wall.enough.wait(30)
     meter.stop()
-    assert [used for _, used in meter.samples] == list(range(1, wall.asked + 1))
-    times = [time for time, _ in meter.samples]
-    assert times == sorted(times)
+    assert [used for _, used, _ in meter.samples] == list(range(1, wall.asked + 1))
+    for column in (0, 2):  # time, and CPU time so far
+        values = [sample[column] for sample in meter.samples]
+        assert values == sorted(values)
+        assert values[0] > 0
 
 
 class FakeCuda:

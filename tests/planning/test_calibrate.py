@@ -15,9 +15,9 @@ import msgspec
 import pytest
 
 from gpu_admission import cli
-from gpu_admission.demo.load import Usage
+from gpu_admission.demo.load import Sample
 from gpu_admission.demo.protect import DIALECT
-from gpu_admission.demo.server import ServerProcess, Settings
+from gpu_admission.demo.server import Settings, serve
 from gpu_admission.demo.shape import Shape
 from gpu_admission.demo.trace import PATH
 from gpu_admission.estimators import Linear
@@ -258,7 +258,7 @@ class StatsMeter:
 
     def peak(self) -> int:
         response = httpx.get(self.url, params={"since": self.began})
-        return max(used for _, used in msgspec.json.decode(response.content, type=Usage).samples)
+        return max(sample.used for sample in msgspec.json.decode(response.content, type=list[Sample]))
 
 
 SMALL = Shape(layers=4, hidden=512, heads=8, vocabulary=4096)
@@ -281,5 +281,5 @@ def demo_costs(shape: Shape) -> Costs:
         both = await measure(target, meter, cells, count=4, repeat=1)
         return of_batch(alone, both, TERMS)
 
-    with ServerProcess(Settings(shape=shape)) as ready:
+    with serve(Settings(shape=shape)) as ready:
         return anyio.run(run, ready.port)
