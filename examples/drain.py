@@ -5,10 +5,8 @@ Run it:  uvicorn examples.drain:app
 Try it:  curl -N -d '{"max_tokens": 100}' localhost:8000/stream, and stop the server meanwhile
 """
 
-import signal
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from types import FrameType
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 from starlette.applications import Starlette
@@ -17,28 +15,14 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Mount, Route
 
 from gpu_admission import Admission, GPUAdmission
-from gpu_admission.serving import Health
+from gpu_admission.serving import Health, drain_at_sigterm
 
 admission = Admission(capacity="2GiB", estimator="1GiB", timeout=60)
 
 
-@contextmanager
-def at_sigterm(call: Callable[[], object]) -> Iterator[None]:
-    """Have ``call()`` first, then what the server does by itself: it closes its doors, and waits."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        call()
-        if callable(servers_own):
-            servers_own(number, frame)
-
-    servers_own = signal.signal(signal.SIGTERM, handle)
-    yield
-    signal.signal(signal.SIGTERM, servers_own)
-
-
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    with at_sigterm(admission.drain):  # those who wait hear 503 at once; /health/ready says no
+    with drain_at_sigterm(admission):  # those who wait hear 503 at once; /health/ready says no
         yield
     await admission.aclose()
 

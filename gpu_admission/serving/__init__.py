@@ -8,6 +8,7 @@ from gpu_admission.serving.instances import Instances
 from gpu_admission.serving.job import Job, job
 from gpu_admission.serving.offload import offload
 from gpu_admission.serving.processes import Processes
+from gpu_admission.serving.sigterm import drain_at_sigterm
 from gpu_admission.serving.watchdog import Watchdog
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Watchdog",
     "batch_device",
     "caller_contexts",
+    "drain_at_sigterm",
     "job",
     "offload",
 ]

@@ -1,0 +1,84 @@
+"""``drain_at_sigterm``: the queue is refused first, and then the server does what it would have done."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpu_admission import Admission
+from gpu_admission.serving import drain_at_sigterm
+
+
+class Told:
+    """Stands for an admission, and for a server, in the order in which they are told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def drain(self) -> None:
+        self.heard.append("drain")
+
+    def stop(self, number: int, frame: object) -> None:
+        self.heard.append("stop")
+
+
+@pytest.fixture(autouse=True)
+def sigterm_as_it_was() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_the_queue_is_refused_before_the_server_stops() -> None:
+    told = Told()
+    signal.signal(signal.SIGTERM, told.stop)
+    with drain_at_sigterm(told):
+        signal.raise_signal(signal.SIGTERM)
+    assert told.heard == ["drain", "stop"]
+    assert signal.getsignal(signal.SIGTERM) == told.stop
+
+
+def test_the_servers_handler_is_back_after_a_failed_start() -> None:
+    told = Told()
+    signal.signal(signal.SIGTERM, told.stop)
+    with pytest.raises(RuntimeError), drain_at_sigterm(told):
+        raise RuntimeError
+    assert signal.getsignal(signal.SIGTERM) == told.stop
+
+
+def test_a_signal_that_was_ignored_drains_and_stays_ignored() -> None:
+    told = Told()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with drain_at_sigterm(told):
+        signal.raise_signal(signal.SIGTERM)
+    assert told.heard == ["drain"]
+
+
+def test_in_another_thread_nothing_is_changed() -> None:
+    before, admission, seen = signal.getsignal(signal.SIGTERM), Admission(capacity=1, estimator=1), []
+
+    def start() -> None:
+        with drain_at_sigterm(admission):
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert seen == [before]
+
+
+def test_without_a_server_the_process_ends_as_ever() -> None:
+    program = """if True:
+        import signal
+        from gpu_admission import Admission
+        from gpu_admission.serving import drain_at_sigterm
+        with drain_at_sigterm(Admission(capacity=1, estimator=1)):
+            signal.raise_signal(signal.SIGTERM)
+    """
+    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGTERM
