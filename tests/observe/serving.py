@@ -12,19 +12,21 @@ import uvicorn
 
 
 @contextmanager
-def served(app: Any) -> Iterator[str]:
-    """The address of ``app`` while it is served on a free port of this machine."""
+def served(app: Any, *, port: int = 0) -> Iterator[str]:
+    """The address of ``app`` while it is served on ``port`` of this machine, or on a free one."""
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.bind(("127.0.0.1", port))
         started = threading.Event()
         config = uvicorn.Config(app, log_level="error", loop="asyncio", timeout_graceful_shutdown=1)
         server = _Server(config, started)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         assert started.wait(20)
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(20)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
         assert not thread.is_alive()
 
 
