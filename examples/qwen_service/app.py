@@ -19,7 +19,6 @@ from gpu_admission.estimators import TransformersLM
 from gpu_admission.observe import Metrics, local_only, metrics_app, status_app
 from gpu_admission.rules import by_tokens
 from gpu_admission.serving import Health, drain_at_sigterm
-from gpu_admission.settings import from_environment
 from gpu_admission.workloads import OpenAI
 
 from .chat import NEW_TOKENS, refusal, routes
@@ -28,13 +27,10 @@ from .model import Model, load
 
 def admission_for(model: Model) -> Admission:
     """The budget: what a request takes by the model's own config, and its tokens by its own tokenizer."""
-    settings: dict[str, Any] = {
-        "name": "qwen",
-        "capacity": None if torch.cuda.is_available() else "96MiB",  # None: measured, beside the weights
-        "timeout": 30,
-        **from_environment(os.environ),
-    }
-    return Admission(
+    is_known = torch.cuda.is_available() or "GPU_ADMISSION_CAPACITY" in os.environ
+    without_gpu: dict[str, Any] = {} if is_known else {"capacity": "96MiB"}
+    return Admission.from_env(  # capacity, timeout, max_waiting, mode and shared from GPU_ADMISSION_*
+        name="qwen",
         estimator={"/v1/chat/completions": TransformersLM.from_config(model.network.config)},
         dialect=OpenAI(tokens=model.tokenizer, default_new_tokens=NEW_TOKENS, context=model.context),
         lanes=[Lane("short", guaranteed=0.25, priority=1), Lane("long", limit=0.75)],
@@ -42,8 +38,9 @@ def admission_for(model: Model) -> Admission:
         on_reject="openai",
         oom_status=503,
         oom_event=True,
+        load_header=True,
         observers=[Metrics()],
-        **settings,
+        **without_gpu,
     )
 
 
