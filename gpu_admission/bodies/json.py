@@ -112,8 +112,9 @@ def read_object(request: HasBody, *, repeats: Pairs | None = None) -> JSONObject
     Of a name that an object has twice the last value counts, or what ``repeats`` makes of the pairs.
     """
     body, most = request.body, request.max_json_values
-    if len(body) < LARGE and len(body) <= most:
-        return _object(_parse(body, repeats), len(body), _NONE_LONG)
+    size = len(body)
+    if size < LARGE and size <= most:
+        return _object(_parse(body, repeats), size, _NONE_LONG)
     short = shorten(body, most)
     return _object(
         _parse(short.text, repeats, short.lists.read if short.lists else None), len(body), short.strings

@@ -78,8 +78,11 @@ class Linear:
         self.error = error
         """How well it fits, when made by ``fit``."""
         self.strict = strict
-        pairs = zip(self.coefficients.items(), _columns(terms), strict=True)
-        self._terms = [(name, c, *_split(factors)) for (name, c), factors in pairs]
+        anew = per_sequence(terms)
+        self._terms = [
+            (name, coefficient, *_split(product(name)), name in anew)
+            for name, coefficient in self.coefficients.items()
+        ]
         self._floor = error.smallest if error else 0
         self._notes = error.notes if error else ()
         self._reach = [(name, feature(name), most) for name, most in error.reach.items()] if error else []
@@ -106,10 +109,14 @@ class Linear:
     def _sum(self, workload: Workload) -> tuple[Number, dict[str, int]]:
         total: Number = self.constant
         parts = {"constant": self.constant} if self.constant else {}
-        for name, coefficient, first, others in self._terms:
+        rows = workload.sequences
+        for name, coefficient, first, others, is_anew in self._terms:
             value = coefficient * first(workload)
-            for factor in others:
-                value *= factor(workload)
+            if others:
+                for factor in others:
+                    value *= factor(workload)
+            if is_anew and rows > 1:
+                value *= rows
             parts[name] = value if type(value) is int else math.ceil(value)
             total += value
         return total, parts

@@ -94,19 +94,9 @@ class Tally:
         if type(messages) is not list:
             self.text(messages)
             return
-        texts: list[str] = []  # of messages with a role and a text only: most of them
-        for message in messages:
-            # ``_is_word``, without a call for each message
-            if (
-                type(message) is dict
-                and len(message) == 2
-                and type(role := message.get("role")) is str
-                and len(role) <= _WORD
-                and type(text := message.get("content")) is str
-            ):
-                texts.append(text)
-            else:
-                self.content(message)
+        texts, others = plain_texts(messages)
+        for message in others:
+            self.content(message)
         self.tokens += MESSAGE_TOKENS * len(messages) + self._counter.texts(self._body, texts)
 
     def content(self, content: Any, depth: int = 0) -> None:
@@ -201,6 +191,25 @@ class Tally:
             seconds = seconds_of_text(self._body.head(text, AUDIO_HEAD), length)
         self.audio_seconds += seconds
         self._media(int(seconds * _AUDIO_TOKENS_PER_SECOND) + _IMAGE_MARKS)
+
+
+def plain_texts(messages: list[Any]) -> tuple[list[str], list[Any]]:
+    """The texts of those ``messages`` that have a role and a text only, as most have; and the others."""
+    texts: list[str] = []
+    others: list[Any] = []
+    for message in messages:
+        # ``_is_word``, without a call for each message
+        if (
+            type(message) is dict
+            and len(message) == 2
+            and type(role := message.get("role")) is str
+            and len(role) <= _WORD
+            and type(text := message.get("content")) is str
+        ):
+            texts.append(text)
+        else:
+            others.append(message)
+    return texts, others
 
 
 def _is_word(value: Any) -> bool:

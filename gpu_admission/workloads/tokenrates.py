@@ -50,6 +50,8 @@ _BLOCKS: Final = (
 def ascii_hundredths(text: bytes) -> int:
     """Hundredths of a token that ``text``, which is ASCII, is counted."""
     size, rest = len(text), text.translate(None, _CHEAP)
+    if not rest:
+        return size * _LETTERS
     left, others = len(rest), len(rest.translate(None, _DIGIT_BYTES))
     total = (size - left) * _LETTERS + (left - others) * _DIGITS + others * _OTHERS
     return total if total < 100 * size else 100 * size

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gpu_admission.bodies.json import read_object
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads import OpenAI
@@ -291,3 +296,67 @@ def test_a_new_limit_has_the_name_of_its_endpoint(body: Any, inserted: str) -> N
 def test_a_wrong_option_is_named(option: str) -> None:
     with pytest.raises(ValueError, match=option):
         OpenAI(**{option: 0})
+
+
+# the usual chat, read in fewer steps
+
+ODD: list[Any] = [
+    None,
+    0,
+    -1,
+    7,
+    2**53,
+    2**53 + 1,
+    10**30,
+    1.5,
+    "9",
+    True,
+    "",
+    [],
+    {},
+    float("nan"),
+    "x" * 40,
+]
+messages = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "role": st.sampled_from(["user", "r" * 40, 3]),
+            "content": st.sampled_from(
+                ["hello 42", "Grüße, 世界", "", None, [{"type": "text", "text": "a"}]]
+            ),
+            "name": st.just("n"),
+        },
+    )
+    | st.sampled_from(["hello", [{"role": "user", "content": "a"}], None]),
+    max_size=4,
+)
+fields = st.fixed_dictionaries(
+    {"messages": messages | st.sampled_from(ODD)},
+    optional={
+        name: st.sampled_from(ODD)
+        for name in (
+            *("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict", "min_tokens", "n"),
+            *("model", "stream", "input", "prompt", "tools", "background", "other"),
+        )
+    },
+)
+
+
+@given(
+    st.lists(fields, min_size=1, max_size=2), st.sampled_from(["/v1/chat/completions", "/completions", "/x"])
+)
+@settings(max_examples=1500, database=None, derandomize=True)
+def test_a_usual_chat_is_read_as_any_other(bodies: list[dict[str, Any]], path: str) -> None:
+    members = [
+        json.dumps({name: value}, allow_nan=True)[1:-1] for body in bodies for name, value in body.items()
+    ]
+    info = request(f"{{{','.join(members)}}}".encode(), path=path)  # with two bodies most names come twice
+    dialect = OpenAI()
+    try:
+        expected = dialect.of(read_object(info), path)
+    except UnreadableBody as error:
+        with pytest.raises(UnreadableBody, match=re.escape(error.detail)):
+            dialect.read(info)
+        return
+    assert dialect.read(info) == expected

@@ -86,3 +86,7 @@ def test_chat_is_read_as_openais() -> None:
 
 def test_nothing_is_still_something() -> None:
     assert TGI().read(request({"inputs": None})).prompt_tokens == 1
+
+
+def test_content_without_any_text_is_a_prompt_all_the_same() -> None:
+    assert TGI().read(request({"content": {}}, "/embed")).prompt_tokens == 1
