@@ -25,7 +25,7 @@ ADMISSION = Admission(capacity=100, estimator=1)
         ({"admission": ADMISSION, "capacity": 5, "timeout": 1}, TypeError, "not both: capacity, timeout"),
         ({"admission": 5}, TypeError, "admission must be an Admission, not int"),
         ({"admission": Admission}, TypeError, "admission must be an Admission"),
-        ({"capacity": 100}, TypeError, "estimator is required"),
+        ({"capacity": 100, "estimator": None}, TypeError, "estimator must be a size"),
         (
             {"capacity": 100, "estimator": 1, "timeut": 3},
             TypeError,

@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack, overload
 
+import anyio.to_thread
+
 from gpu_admission.admission.block import LeaseContext
 from gpu_admission.admission.budgets import budget_of, usable
 from gpu_admission.admission.buffered import BufferedBytes
@@ -20,6 +22,7 @@ from gpu_admission.admission.ending import Endings
 from gpu_admission.admission.entrance import Asked, Entrance
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.feedback import bind
+from gpu_admission.admission.kept import Kept
 from gpu_admission.admission.lease import Lease
 from gpu_admission.admission.profiler import Profiler
 from gpu_admission.admission.refusals import Refusals
@@ -61,6 +64,8 @@ class Admission:
         self.pickers_read = any(getattr(picker, "needs_body", True) for picker in pickers)
         self.events = Events(self.lane_names)
         self._capacity = settings.capacity
+        self.kept: Kept | None = None
+        """What is learned, in the file that ``state`` names."""
         self._make()
         in_child(self._make_anew)
         if settings.shared is None and settings.devices and self.mode == "enforce":
@@ -68,7 +73,7 @@ class Admission:
         if settings.strict:
             self.startup.check_sizes()
         for each in self.metering.estimators():
-            bind(each, lambda: self.largest)
+            bind(each, self._alone, lambda: self.monitor.devices)
         for observer in (*settings.observers, *self._own_observers()):
             self.observe(observer)
 
@@ -115,6 +120,9 @@ class Admission:
     def _own_observers(self) -> Sequence[Observer]:
         """What the settings ask for by name."""
         own: list[Observer] = []
+        if self.settings.state is not None:
+            self.kept = Kept(self.settings.state, self.metering.named_estimators())
+            own.append(self.kept)
         if self.mode == "shadow":
             own.append(ShadowSummary())
         if self.settings.profile:
@@ -210,6 +218,8 @@ class Admission:
         """
         self.drain()
         self.startup.stop()
+        if self.kept is not None:
+            await anyio.to_thread.run_sync(self.kept.save)
         await self.locked.leave()
 
     # what there is to see
@@ -247,7 +257,16 @@ class Admission:
 
     def report(self) -> Report:
         """What the policy did so far, and whether it could ever have fired; ``str`` of it is for people."""
-        return report(self.snapshot(), self.settings, self.locked.ledger.asked)
+        learning = self.metering.progress()
+        return report(self.snapshot(), self.settings, self.locked.ledger.asked, learning)
+
+    def _alone(self) -> int:
+        """Bytes of the largest request that could start now in any lane, were nothing else running."""
+        ledger = self.locked.ledger
+        lanes = range(1 if self.settings.lane is None else len(self.lane_names))
+        largest = min(ledger.largest(lane) for lane in lanes)
+        allowed = max(account.limit for account in ledger.accounts)
+        return min(largest, allowed) if allowed else largest
 
     def queue(self, most: int = 100) -> tuple[Waiting, ...]:
         """The first ``most`` of those who wait, by priority of their lane, then by arrival."""

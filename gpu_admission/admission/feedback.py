@@ -7,13 +7,13 @@ made of it is the estimator's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gpu_admission.admission.seam import Budget
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.runtime.failure import log_failure
-from gpu_admission.types import Estimate, Usage
+from gpu_admission.types import Device, Estimate, Usage
 
 
 class Heard(Protocol):
@@ -50,7 +50,7 @@ class Feedback:
     def _begin(self, info: RequestInfo, estimate: Estimate) -> None:
         self._request = self._estimator.follow(info, estimate)
         meter = self._estimator.meter
-        if meter and self._budget.ledger.running == 1:
+        if meter and self._budget.ledger.running == 1 and getattr(self._request, "measure", True):
             self._before = meter.start()
             self._meter = meter
 
@@ -77,8 +77,13 @@ class Feedback:
         self._estimator.ended(self._request, outcome, peak=peak, usage=usage, pieces=pieces)
 
 
-def bind(estimator: Estimator, capacity: Callable[[], int]) -> None:
-    """Give ``capacity`` to an estimator that wants it (``Learned``)."""
+def bind(
+    estimator: Estimator, capacity: Callable[[], int], devices: Callable[[], Sequence[Device]] = tuple
+) -> None:
+    """Give ``capacity`` to an estimator that wants it (``Learned``), and ``devices`` to its meter."""
     wants = getattr(estimator, "bind", None)
     if wants is not None:
         wants(capacity)
+    watch = getattr(getattr(estimator, "meter", None), "watch", None)
+    if watch is not None:
+        watch(devices)

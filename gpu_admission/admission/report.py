@@ -37,6 +37,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Whether anything was refused, or could have had to wait; ``None``: nothing came yet."""
     verdict: str
     """The same in a sentence, with what it would take."""
+    learning: tuple[str, ...] = ()
+    """How far ``estimator="auto"`` has learned each route, such as ``learning /generate: 12 of 40``."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
@@ -46,7 +48,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         return (
             f"gpu_admission {self.name!r} (mode={self.mode}): {self._counted()}; "
-            f"peak {format_bytes(self.peak)} of {format_bytes(self.capacity)}.\n{self.verdict}"
+            f"peak {format_bytes(self.peak)} of {format_bytes(self.capacity)}.\n"
+            + "\n".join([self.verdict, *self.learning])
         )
 
     def _counted(self) -> str:
@@ -58,8 +61,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return f"refused {refused} of {self.requests}" + (f" ({reasons})" if reasons else "")
 
 
-def report(snapshot: Snapshot, settings: Settings, asked: Sequence[int]) -> Report:
-    """A report on ``snapshot``; ``asked`` are the sizes that were asked lately."""
+def report(
+    snapshot: Snapshot, settings: Settings, asked: Sequence[int], learning: Sequence[str] = ()
+) -> Report:
+    """A report on ``snapshot``; ``asked`` are the sizes asked lately, ``learning`` how far routes are."""
     counts = dict(snapshot.counts)
     admitted = counts.pop("admitted", 0)
     disconnected = counts.pop("disconnected", 0)
@@ -79,6 +84,7 @@ def report(snapshot: Snapshot, settings: Settings, asked: Sequence[int]) -> Repo
         largest=largest,
         fired=fired,
         verdict=verdict,
+        learning=tuple(learning),
     )
 
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from gpu_admission.errors import UnreadableBody
-from gpu_admission.estimators import statefile
 from gpu_admission.estimators.histories import ALL, Histories
 from gpu_admission.estimators.history import History
+from gpu_admission.estimators.measured import Measured, Progress, name_of
 from gpu_admission.estimators.meter import PeakMeter
 from gpu_admission.estimators.taken import (
     ALONE,
     CORRECTION,
     Followed,
+    Said,
     Taken,
     heard,
     prompt_of,
@@ -32,10 +33,10 @@ from gpu_admission.estimators.taken import (
 from gpu_admission.estimators.terms import clamp, render
 from gpu_admission.estimators.turns import Turns
 from gpu_admission.request import Estimator, RequestInfo
+from gpu_admission.runtime import statefile
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Usage, Workload
 
-_LONGEST_NAME = 200
 _MOST_TOLD = 4096
 _MOST_CAUTION = 8
 
@@ -105,6 +106,7 @@ class Learned:
         self.capacity = (
             capacity if capacity is None or callable(capacity) else parse_bytes(capacity, name="capacity")
         )
+        self._measured: Measured | None = inner if isinstance(inner, Measured) else None
         self.margin = margin
         self.clip = clip
         self.doubt = doubt
@@ -117,7 +119,12 @@ class Learned:
         self._lock = threading.Lock()
         # The collector may end a lease while the lock is held, by the same thread: what an ending
         # says is put here, without a lock, and taken in when the next charge is asked for.
-        self._told: deque[Taken | None] = deque(maxlen=_MOST_TOLD)
+        self._told: deque[Taken | Said | None] = deque(maxlen=_MOST_TOLD)
+
+    @property
+    def covers_calls_inside(self) -> bool:
+        """Whether what a request calls inside is part of what it was measured to take."""
+        return self._measured is not None
 
     @property
     def needs_body(self) -> bool:
@@ -135,7 +142,7 @@ class Learned:
         """The name under which ``observe`` must be told of a request: its route, model and flow."""
         model = _model(info) if self.needs_body else None
         flow = self._flow(info) if self._flow else None
-        return " ".join(name[:_LONGEST_NAME] for name in (self._route(info), model, flow) if name)
+        return name_of(self._route(info), model, flow)
 
     def estimate(self, workload: Workload, *, route: str = ALL) -> Estimate:
         """What is known of ``workload`` on ``route``, without runs alone; ``inner`` needs a formula."""
@@ -152,8 +159,11 @@ class Learned:
 
     def follow(self, info: RequestInfo, estimate: Estimate) -> Followed:
         """What ``ended`` must be given of a request that was charged ``estimate`` and begins now."""
-        asked = info.known_workload if self.usage else None
-        return Followed(self.route_of(info), estimate, asked, info.size)
+        route = self.route_of(info)
+        if self._measured is not None:
+            wanted = self._measured.wants(route, estimate)
+            return Followed(route, estimate, info.known_workload or Workload(), info.size, wanted)
+        return Followed(route, estimate, info.known_workload if self.usage else None, info.size)
 
     def ended(
         self, request: Followed, outcome: str, *, peak: int | None, usage: Usage | None, pieces: int | None
@@ -163,13 +173,20 @@ class Learned:
         ``usage`` is what its answer said, and ``pieces`` how many messages it sent; ``None``: it was not
         looked at. One that was cut short can only raise what is charged.
         """
+        if self._measured is not None:
+            exact = bool(getattr(self.meter, "is_exact", False))
+            self._measured.ended(request, outcome, peak=peak, usage=usage, is_exact=exact)
+            peak = None
         if outcome == "oom":
             self.ran_out()
         elif outcome == "ok" and peak is not None:
             self.observe(request.route, request.estimate, peak)
         elif pieces is not None and outcome in ("ok", "client"):
-            sent = pieces if outcome == "client" else None
-            self._told.extend(heard(request, usage, sent, self._formula))
+            said = Said(request, usage, pieces if outcome == "client" else None)
+            if self._measured is None:
+                self._told.extend(heard(said, self._formula))
+            else:
+                self._told.append(said)
 
     def observe(self, route: RequestInfo | str, estimate: Estimate | int, peak: int) -> None:
         """One request on ``route`` was charged ``estimate`` and took ``peak`` bytes of it.
@@ -194,6 +211,8 @@ class Learned:
         Of all routes, for the one that failed need not be the one that took too much. Takes no lock.
         """
         self._told.append(None)
+        if self._measured is not None:
+            self._measured.ran_out()
 
     def _tell(self, route: RequestInfo | str, charged: Estimate | int, peak: int) -> None:
         name = route if isinstance(route, str) else self.route_of(route)
@@ -209,6 +228,12 @@ class Learned:
         """Take the capacity from the admission, unless one was given."""
         if self.capacity is None:
             self.capacity = capacity
+        if self._measured is not None:
+            self._measured.bind(capacity)
+
+    def progress(self) -> Sequence[Progress]:
+        """How far each route is learned, where nothing but measurements is known of it."""
+        return () if self._measured is None else self._measured.progress()
 
     def to_dict(self) -> dict[str, Any]:
         """What was learned, as plain JSON types."""
@@ -217,7 +242,9 @@ class Learned:
             state = {"version": 2, "routes": self._shares.to_dict()}
             if self._counts_prompts:
                 state["prompts"] = self._prompts.to_dict()
-            return state
+        if self._measured is not None:
+            state["measured"] = self._measured.to_dict()
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take in what ``to_dict`` gave, in place of what was learned. Raises ``ValueError``."""
@@ -225,6 +252,8 @@ class Learned:
             raise ValueError("not the saved state of a Learned estimator, version 2")
         shares = self._shares.restored(state.get("routes"))
         prompts = self._prompts.restored(state.get("prompts", {}))
+        if self._measured is not None:
+            self._measured.restore(state.get("measured", {}))
         with self._lock:
             self._told.clear()
             self._shares, self._prompts = shares, prompts
@@ -270,6 +299,8 @@ class Learned:
         return self.inner.estimate(shorter)  # type: ignore[attr-defined, no-any-return]
 
     def _charge(self, route: str, first: Estimate) -> Estimate:
+        if ALONE in first.parts:
+            return first
         capacity = self.capacity() if callable(self.capacity) else self.capacity
         with self._lock:
             self._take_in()
@@ -287,6 +318,11 @@ class Learned:
         """What endings have said since the last time. They may say more meanwhile."""
         while self._told:
             told = self._told.popleft()
+            if isinstance(told, Said):
+                assert self._measured is not None
+                for judged in self._measured.heard(told):
+                    self._learn(judged)
+                continue
             if told is not None:
                 self._learn(told)
                 continue

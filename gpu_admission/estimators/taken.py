@@ -28,6 +28,16 @@ class Followed(msgspec.Struct, frozen=True):
     """Where its answer is to be read."""
     size: int = 0
     """Bytes of its body, which its prompt can't have more tokens than."""
+    measure: bool = True
+    """Whether it is worth measuring, should it run alone."""
+
+
+class Said(NamedTuple):
+    """What an answer said. ``sent``: it was cut short, after at least so many tokens; else ``None``."""
+
+    request: Followed
+    usage: Usage | None
+    sent: int | None
 
 
 class Taken(NamedTuple):
@@ -59,13 +69,12 @@ def taken(route: str, charged: Estimate, peak: int, counted: int = 0, prompt: in
         yield Taken(route, first, peak, charged.bytes if ALONE in charged.parts else 0, counted, prompt)
 
 
-def heard(
-    request: Followed, usage: Usage | None, sent: int | None, formula: Callable[[Workload], int]
-) -> Iterator[Taken]:
-    """What an answer says that ``request`` took; one that does not say it, all that was charged at first.
+def heard(said: Said, formula: Callable[[Workload], int]) -> Iterator[Taken]:
+    """What an answer says that its request took; one that does not say it, all that was charged at first.
 
-    ``sent``: it was cut short, after at least so many tokens; that can only raise.
+    One that was cut short can only raise.
     """
+    request, usage, sent = said
     asked, charged = request.asked, request.estimate
     if asked is None:
         return

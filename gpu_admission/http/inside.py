@@ -23,7 +23,9 @@ async def block_for(intake: Intake) -> Block | None:
     holder = intake.admission.entrance.holder()
     assert holder is not None
     rule, body, scope = intake.rule, intake.body, intake.scope
-    if scope.get(SCOPE_KEY) is holder.lease and rule.estimator is holder.lease.estimator:
+    if rule.estimator is holder.lease.estimator and (
+        scope.get(SCOPE_KEY) is holder.lease or getattr(rule.estimator, "covers_calls_inside", False)
+    ):
         return None
     try:
         estimated = rule.fixed or await intake.estimate(of_the_body(scope)[1])

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 
+import anyio.to_thread
+
 from gpu_admission.admission import Admission
 from gpu_admission.types import Message, Send
 
@@ -21,7 +23,7 @@ def started_with(admission: Admission, send: Send) -> Send:
     What can't be served stops the startup under ``strict=True``: the server is told why, and the
     app's own lifespan is ended by the same ``ValueError``, raised where it reported for duty.
     """
-    if not admission.monitor.is_needed and admission.locked.is_joined:
+    if not admission.monitor.is_needed and admission.locked.is_joined and admission.kept is None:
         admission.startup.start()
         return send
     return _Starting(admission, send)
@@ -42,6 +44,8 @@ class _Starting:
             await self._begin()
         elif message["type"].startswith("lifespan.shutdown"):
             self._admission.startup.stop()
+            if self._admission.kept is not None:
+                await anyio.to_thread.run_sync(self._admission.kept.save)
         await self._send(message)
 
     async def _begin(self) -> None:

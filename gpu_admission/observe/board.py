@@ -99,6 +99,7 @@ class Board:
             "queue": [_plain(waiting) for waiting in self._admission.queue()],
             "refusals": [_refusal(event, now) for event in reversed(refusals)],
             "estimates": _estimates(measured),
+            "learning": self._admission.report().learning,
             "history": {"step": self._history.step, "rows": self._history.rows()},
         }
 

@@ -1,58 +1,21 @@
 """What shows how much memory the real thing takes while it is driven.
 
-Owns the choice of a meter by name, and the one that looks again and again. torch's own peak is
-``estimators.TorchPeak``; anything with ``start()`` and ``peak()`` may be given instead.
+Owns the choice of a meter by name. torch's own peak is ``estimators.TorchPeak``; anything with
+``start()`` and ``peak()`` may be given instead.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from gpu_admission.devices import NvmlDevice, discover
 from gpu_admission.estimators import PeakMeter, TorchPeak
+from gpu_admission.estimators.polled import Polled, resident
 from gpu_admission.planning.named import named
 from gpu_admission.types import Device
 
 NAMES = ("auto", "torch", "nvml", "host")
-
-
-class Polled:
-    """The most that ``read`` showed between ``start`` and ``peak``, looked at every few milliseconds."""
-
-    def __init__(self, read: Callable[[], int], *, every: float = 0.002) -> None:
-        self._read = read
-        self._every = every
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._peak = 0
-
-    def start(self) -> int:
-        """Begin to look; what is in use now. Raises ``RuntimeError`` where nothing is shown."""
-        self._end()
-        now = self._peak = self._read()
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._look, name="meter", daemon=True)
-        self._thread.start()
-        return now
-
-    def peak(self) -> int:
-        """The most that was in use since ``start``."""
-        self._end()
-        self._peak = max(self._peak, self._read())
-        return self._peak
-
-    def _look(self) -> None:
-        while not self._stop.wait(self._every):
-            self._peak = max(self._peak, self._read())
-
-    def _end(self) -> None:
-        if self._thread is not None:
-            self._stop.set()
-            self._thread.join()
-            self._thread = None
 
 
 def meter_for(name: str, *, pid: int | None, here: bool) -> PeakMeter:
@@ -114,13 +77,3 @@ def _use_of(device: Device) -> Callable[[], int]:
         return reading.used
 
     return read
-
-
-def resident(pid: int) -> int:
-    """Bytes of anonymous memory of the process ``pid`` (Linux). Raises ``RuntimeError``."""
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError as error:
-        raise RuntimeError(f"the memory of process {pid} can't be read: {error.strerror}") from None
-    _, _, rest = text.partition("RssAnon:")
-    return int(rest.split(maxsplit=1)[0]) * 1024

@@ -142,6 +142,11 @@ class Metering:
         """All that the setting ``estimator`` names."""
         return [estimator for _, estimator in self.named_estimators()]
 
+    def progress(self) -> Sequence[str]:
+        """How far each route is learned, of estimators that can tell."""
+        learners = {id(each): each for each in self.estimators() if hasattr(each, "progress")}
+        return [str(route) for each in learners.values() for route in each.progress()]
+
     def control_paths(self) -> Sequence[str]:
         """Patterns of control paths that would be metered if they were none."""
         known = [

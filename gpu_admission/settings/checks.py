@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from gpu_admission.sizes import parse_bytes
@@ -117,6 +119,15 @@ def every(kind: Any) -> Check[tuple[Any, ...]]:
         return values
 
     return check
+
+
+def path(name: str, value: Any) -> str | os.PathLike[str]:
+    """A path of a file, in a folder that exists."""
+    if not isinstance(value, (str, os.PathLike)) or not str(value):
+        raise TypeError(f"{name} must be the path of a file, not {type(value).__name__}")
+    if not Path(value).parent.is_dir() or Path(value).is_dir():
+        raise ValueError(f"{name}: {value} is not a file in a folder that exists")
+    return value
 
 
 def text(name: str, value: Any) -> str:

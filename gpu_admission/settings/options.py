@@ -34,7 +34,14 @@ class Options(TypedDict, total=False):
     (503) until it does. Default: measured."""
     estimator: EstimatorSetting
     """What a request takes: a size, an estimator, any callable of ``RequestInfo`` that returns bytes,
-    or a dict of path patterns to those. Required."""
+    a dict of path patterns to those, or ``"auto"``: the first requests of a route run alone and are
+    measured, and it learns from there. Default: auto."""
+    model: str | os.PathLike[str] | None
+    """A transformers ``config.json``, for ``estimator="auto"``: its formula takes the place of measuring.
+    Default: none."""
+    state: str | os.PathLike[str] | None
+    """A file that keeps what estimators learn over restarts; written each minute and at shutdown.
+    Default: none."""
     timeout: float
     """Longest wait in the queue, in seconds; 0 never waits. Default: 30."""
     max_waiting: int

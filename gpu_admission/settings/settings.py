@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeVar, cast
@@ -33,7 +34,7 @@ def _as_it_is(name: str, value: Any) -> Any:
 
 def _estimator(name: str, value: Any) -> Any:
     if value is None:
-        raise TypeError("estimator is required: a size, a callable, or a dict of path patterns to those")
+        raise TypeError("estimator must be a size, a callable, or a dict of path patterns to those, not None")
     return value
 
 
@@ -131,7 +132,9 @@ def _setting(check: checks.Check[T], default: object) -> T:
 class Settings:
     """Checked settings; see ``Options`` for what each means."""
 
-    estimator: EstimatorSetting = _setting(_estimator, None)
+    estimator: EstimatorSetting = _setting(_estimator, "auto")
+    model: Any = _setting(_as_it_is, None)
+    state: str | os.PathLike[str] | None = _setting(checks.optional(checks.path), None)
     capacity: int | str | None = _setting(_capacity, None)
     timeout: float = _setting(checks.number, 30.0)
     max_waiting: int = _setting(checks.count(0), 100)
@@ -206,9 +209,26 @@ class Settings:
                 f"{', '.join(map(repr, POLICIES))}"
             )
 
+    def _made(self) -> object:
+        """The setting ``estimator`` with each ``"auto"`` in it made."""
+        given = self.estimator
+        named = list(given.values()) if isinstance(given, Mapping) else [given]
+        if not any(isinstance(each, str) and each == "auto" for each in named):
+            if self.model is not None:
+                raise ValueError("model is for estimator='auto', and another one is given")
+            return given
+        from gpu_admission.estimators.auto import auto, check
+
+        if self.model is None and self.mode != "off":
+            check(self.capacity, self.devices)
+        made = auto(model=self.model, waits=self.mode == "enforce")
+        if not isinstance(given, Mapping):
+            return made
+        return {path: made if each == "auto" else each for path, each in given.items()}
+
     def metering(self) -> Metering:
         return Metering(
-            self.estimator,
+            self._made(),
             routes=self.routes,
             exclude=self.exclude,
             control=self.control,

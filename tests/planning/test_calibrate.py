@@ -21,8 +21,9 @@ from gpu_admission.demo.server import Settings, serve
 from gpu_admission.demo.shape import Shape
 from gpu_admission.demo.trace import PATH
 from gpu_admission.estimators import Linear
+from gpu_admission.estimators.polled import Polled, resident
 from gpu_admission.planning.calibrate import Cell, Costs, Measured, grid, measure, of_alone, of_batch
-from gpu_admission.planning.meters import Polled, meter_for, resident
+from gpu_admission.planning.meters import meter_for
 from gpu_admission.planning.targets import FunctionTarget, HttpTarget
 from gpu_admission.types import Workload
 from tests.cases.servers import serving

@@ -1,4 +1,4 @@
-"""What was learned, in a file: whole or not at all. What stands in it is the estimator's."""
+"""Plain JSON in a file: whole or not at all. What stands in it is its owner's."""
 
 from __future__ import annotations
 

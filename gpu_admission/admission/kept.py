@@ -1,0 +1,56 @@
+"""What estimators have learned, kept in a file over restarts: the setting ``state``.
+
+Owns when it is read and written. What stands in it is each estimator's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from gpu_admission.runtime import clock, statefile
+from gpu_admission.types import Event
+
+logger = logging.getLogger("gpu_admission")
+EVERY_SECONDS = 60.0
+
+
+class Kept:
+    """An observer: the file at ``path`` follows ``estimators``, those that have ``restore`` and ``to_dict``.
+
+    Raises ``ValueError`` that names ``state`` for a file that is none, or where nothing learns.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], estimators: Sequence[tuple[str, Any]]) -> None:
+        self._path = path
+        self._learners = {name: each for name, each in estimators if hasattr(each, "restore")}
+        if not self._learners:
+            raise ValueError("state: nothing learns here: name a Learned estimator, or leave it to 'auto'")
+        self._restore()
+        self._saved_at = clock.monotonic()
+        self._saving = threading.Lock()
+
+    def _restore(self) -> None:
+        try:
+            saved = statefile.read(self._path)
+            for name, state in ({} if saved is None else saved).items():
+                if name in self._learners:
+                    self._learners[name].restore(state)
+        except (OSError, ValueError, AttributeError) as error:
+            raise ValueError(f"state: {os.fspath(self._path)} can't be read: {error}") from None
+
+    def __call__(self, event: Event) -> None:
+        if event.kind == "released" and event.at - self._saved_at >= EVERY_SECONDS:
+            self._saved_at = event.at
+            threading.Thread(target=self.save, name="gpu-admission-state", daemon=True).start()
+
+    def save(self) -> None:
+        """Write the file. What fails is logged: nothing that was learned is lost by it."""
+        with self._saving:
+            try:
+                statefile.write(self._path, {name: each.to_dict() for name, each in self._learners.items()})
+            except OSError as error:
+                logger.error("state: %s can't be written: %s", os.fspath(self._path), error)

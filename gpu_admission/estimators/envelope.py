@@ -1,0 +1,114 @@
+"""A sum of features fitted to what was measured, that is never below a measurement.
+
+Owns the fit of one route: least squares with coefficients that are not negative, lifted until it covers
+every row. So more of anything never costs less, and what was seen for a size is never undercut. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_MOST_ROWS = 128
+_PER_OCTAVE = 8
+"""Features that differ by less than 9 % are much alike."""
+_SWEEPS = 100
+_RIDGE = 1e-6
+Features = Sequence[float]
+
+
+class Envelope:
+    """Rows of features and the bytes that were taken with them; all features are 0 or more."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._rows: dict[tuple[int, ...], tuple[tuple[float, ...], int]] = {}
+        self.top: tuple[float, ...] = (0.0,) * width
+        """The most of each feature that was asked by any whose row there is."""
+        self._weights: list[float] = [0.0] * width
+        self._lift = 0.0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, features: Features, taken: int, *, asked: Features = ()) -> None:
+        """A request with ``features`` took ``taken`` bytes; of requests much alike the most counts.
+
+        ``asked``: what it had asked, where it turned out to be less.
+        """
+        self.top = tuple(map(max, self.top, asked or features))
+        kind = tuple(int(_PER_OCTAVE * math.log2(1 + value)) for value in features)
+        row = (tuple(features), taken)
+        known = self._rows.pop(kind, None)
+        if known is not None:
+            row = (tuple(map(min, known[0], features)), max(known[1], taken))
+        self._rows[kind] = row
+        if len(self._rows) > _MOST_ROWS:
+            del self._rows[self._least()]
+        self._fit()
+
+    def clear(self) -> None:
+        """Forget every row."""
+        self._rows.clear()
+        self._fit()
+
+    def bytes_for(self, features: Features) -> float:
+        """What a request with ``features`` takes: at least what any took that had no more of anything."""
+        return self._lift + sum(w * x for w, x in zip(self._weights, features, strict=True))
+
+    def reach(self, features: Features) -> float:
+        """How many times the most that was seen the largest of ``features`` is; at least 1."""
+        return max((x / max(t, 1.0) for x, t in zip(features, self.top, strict=True)), default=1.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        rows = [[list(features), taken] for features, taken in self._rows.values()]
+        return {"rows": rows, "top": list(self.top)}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take in what ``to_dict`` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` otherwise."""
+        top = self._numbers(saved["top"])
+        for features, taken in saved["rows"]:
+            (size,) = self._numbers([taken], width=1)
+            self.add(self._numbers(features), int(size), asked=top)
+
+    def _numbers(self, values: Sequence[Any], *, width: int | None = None) -> list[float]:
+        numbers = [float(value) for value in values]
+        if len(numbers) != (width or self._width) or not all(0 <= number < 1e18 for number in numbers):
+            raise ValueError(f"not a measurement: {values!r:.80}")
+        return numbers
+
+    def _least(self) -> tuple[int, ...]:
+        """The row that another covers by most; the oldest where none is covered."""
+
+        def spare(kind: tuple[int, ...]) -> float:
+            features, taken = self._rows[kind]
+            return self.bytes_for(features) - taken
+
+        return max(list(self._rows)[:-1], key=spare)
+
+    def _fit(self) -> None:
+        rows = list(self._rows.values())
+        self._weights, self._lift = [0.0] * self._width, 0.0
+        if not rows:
+            self.top = (0.0,) * self._width
+        scales = [max(1.0, most) for most in self.top]
+        columns = [[1.0, *(x / s for x, s in zip(features, scales, strict=True))] for features, _ in rows]
+        if rows:
+            found = _nonnegative(columns, [float(taken) for _, taken in rows])
+            self._weights = [w / s for w, s in zip(found[1:], scales, strict=True)]
+            self._lift = max(0.0, max(taken - self.bytes_for(features) for features, taken in rows))
+
+
+def _nonnegative(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
+    """Weights, none negative, of least squared error: coordinate descent, for features that may depend."""
+    size, count = range(len(rows[0])), len(rows)
+    gram = [[sum(r[i] * r[j] for r in rows) / count + _RIDGE * (i == j) for j in size] for i in size]
+    moment = [sum(r[i] * t for r, t in zip(rows, targets, strict=True)) / count for i in size]
+    weights = [0.0 for _ in size]
+    for _ in range(_SWEEPS):
+        for i in size:
+            others = sum(g * w for g, w in zip(gram[i], weights, strict=True)) - gram[i][i] * weights[i]
+            weights[i] = max(0.0, (moment[i] - others) / gram[i][i])
+    return weights

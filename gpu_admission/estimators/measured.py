@@ -1,0 +1,372 @@
+"""``Measured``: what requests take, from nothing but what was seen: the ``inner`` of ``estimator="auto"``.
+
+Owns which requests run alone to be measured, which wait for that, and what is charged from then on.
+The fit of one route is ``envelope``'s; what answers say is learned on top of it, by ``Learned``.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import anyio
+import msgspec
+
+from gpu_admission.errors import UnreadableBody
+from gpu_admission.estimators.envelope import Envelope
+from gpu_admission.estimators.taken import ALONE, Followed, Said, Taken, heard
+from gpu_admission.estimators.terms import clamp
+from gpu_admission.request import RequestInfo
+from gpu_admission.runtime import clock
+from gpu_admission.runtime.loop import call_soon, running_loop
+from gpu_admission.types import Estimate, Usage, Workload
+from gpu_admission.workloads.choice import reads_path
+from gpu_admission.workloads.usage import really
+
+ENOUGH = 40
+"""Requests of a route that went well, from which on it counts as learned."""
+_GENEROUS = 1.5
+_BEYOND = 1.25
+"""How far above all that was seen a request is a size of its own."""
+_CLAIM_SECONDS = 5.0
+_RUN_SECONDS = 600.0
+_LOOK_SECONDS = 1.0
+_MOST_ROUTES = 64
+_LONGEST_NAME = 200
+_MOST_TOLD = 4096
+_LONGEST_SKIP = 64
+_FEATURES = ("prompt", "asked", "used", "pixels", "audio", "tensors", "body")
+_PIXELS = 1024 * 1024
+"""Of a picture whose size is not known."""
+
+
+class Progress(NamedTuple):
+    """How far a route is learned."""
+
+    route: str
+    seen: int
+    needed: int
+
+    def __str__(self) -> str:
+        if self.seen < self.needed:
+            return f"learning {self.route}: {self.seen} of {self.needed}"
+        return f"learned {self.route}"
+
+
+class _Told(NamedTuple):
+    route: str
+    outcome: str
+    features: tuple[float, ...] | None
+    asked: tuple[float, ...] | None
+    peak: int | None
+    was_alone: bool
+    is_exact: bool
+
+
+class Measured:
+    """What the most of a request was, by route and by what its body says, measured as it ran alone.
+
+    The first requests of a route run alone, one at a time, and others of it wait for the first of
+    them. From then on a request is charged what is fitted over its tokens, pixels, seconds and bytes,
+    never below what any took that had no more of anything, and a margin of half of that over the square
+    root of the evidence, at least 5 %. One that has more of something than any before runs alone again,
+    or beside others by a generous guess while another does. After an out-of-memory the evidence of
+    every route counts for nothing. Alone runs that come to nothing (a path or model that the app
+    does not know) come less and less often, so that no client can keep the device to itself.
+
+    ``waits``: whether a request may wait for another to be measured; if not it is charged a quarter.
+    """
+
+    needs_body = True
+
+    def __init__(self, *, waits: bool = True) -> None:
+        self._waits = waits
+        self._capacity: Callable[[], int] = lambda: 0
+        self._routes: dict[str, _Route] = {}
+        self._new = _Claims()
+        """For routes of which nothing is known."""
+        self._lock = threading.Lock()
+        # See ``Learned``: an ending may come while the lock is held, by the same thread.
+        self._told: deque[_Told] = deque(maxlen=_MOST_TOLD)
+        self._waiting: deque[Callable[[], object]] = deque()
+
+    def bind(self, capacity: Callable[[], int]) -> None:
+        """Take the capacity, which a request that runs alone is charged, from the admission."""
+        self._capacity = capacity
+
+    def __call__(self, info: RequestInfo, /) -> Estimate | Awaitable[Estimate]:
+        asked = _asked(info)
+        route = name_of(info.path, asked.model)
+        features = _of(asked, asked.new_tokens, info.size, route)
+        with self._lock:
+            charge = self._charge(route, features)
+        return self._later(route, features) if charge is None else charge
+
+    async def _later(self, route: str, features: tuple[float, ...]) -> Estimate:
+        """What is charged once the request that runs alone has ended, or another may."""
+        while True:
+            event, loop = anyio.Event(), running_loop()
+            self._waiting.append(partial(call_soon, loop, event.set))
+            with self._lock:
+                charge = self._charge(route, features)
+            if charge is not None:
+                return charge
+            with anyio.move_on_after(_LOOK_SECONDS):
+                await event.wait()
+
+    def _charge(self, route: str, features: tuple[float, ...]) -> Estimate | None:
+        """``None``: it has to wait until another has been measured."""
+        self._take_in()
+        known, capacity, now = self._routes.get(route), max(1, self._capacity()), clock.monotonic()
+        if known is None:
+            if self._new.may(route, now):
+                return _alone(capacity, capacity, f"nothing is known of {route.split()[0]}")
+            if self._waits and self._new.is_running(route):
+                return None
+            return Estimate(max(1, capacity // 4), parts={"guess": max(1, capacity // 4)})
+        size, reach = known.size(features), known.fit.reach(features)
+        may_run = reach > _BEYOND or known.needs_run
+        if may_run and known.claims.may(route, now):
+            return _alone(min(clamp(size), capacity), capacity, "a size that has not been measured")
+        if reach > 1 and not known.claims.skips:
+            size = min(size, capacity)
+        bytes_ = clamp(size)
+        fitted = min(bytes_, clamp(known.fit.bytes_for(features)))
+        return Estimate(bytes_, parts={"measured": fitted, "margin": bytes_ - fitted})
+
+    def estimate(self, workload: Workload) -> Estimate:
+        """What such a request takes on the one route that is known. Raises ``LookupError`` otherwise."""
+        with self._lock:
+            self._take_in()
+            if len(self._routes) != 1:
+                raise LookupError("what a request takes is known by route: ask with a request")
+            ((route, known),) = self._routes.items()
+            return Estimate(clamp(known.size(_of(workload, workload.new_tokens, 0, route))))
+
+    def price(self, request: Followed, workload: Workload) -> int:
+        """What ``request`` takes where it really is ``workload``; 0 while nothing is known of its route."""
+        asked = request.asked or workload
+        with self._lock:
+            self._take_in()
+            known = self._routes.get(request.route)
+            features = _of(workload, asked.new_tokens, request.size, request.route)
+            return 0 if known is None else clamp(known.fit.bytes_for(features))
+
+    def heard(self, said: Said) -> Iterator[Taken]:
+        """What an answer says, judged by what is known now and was not when its request came."""
+        request = said.request
+        now = 0 if request.asked is None else self.price(request, request.asked)
+        if now:
+            judged = Said(msgspec.structs.replace(request, estimate=Estimate(now)), said.usage, said.sent)
+            yield from heard(judged, partial(self.price, request))
+
+    def wants(self, route: str, charged: Estimate) -> bool:
+        """Whether a request that runs alone now is worth measuring; it counts as begun."""
+        if ALONE in charged.parts:
+            self._told.append(_Told(route, "begun", None, None, None, True, False))
+            return True
+        known = self._routes.get(route)
+        return known is None or known.good < ENOUGH
+
+    def ended(
+        self, request: Followed, outcome: str, *, peak: int | None, usage: Usage | None, is_exact: bool
+    ) -> None:
+        """``request`` ended as ``outcome``; ``peak`` where it was measured. Takes no lock."""
+        asked, size, route = request.asked or Workload(), request.size, request.route
+        workload = asked if usage is None else really(asked, usage, longest_prompt=size)
+        features = _of(workload, asked.new_tokens, size, route)
+        before = _of(asked, asked.new_tokens, size, route)
+        alone = ALONE in request.estimate.parts
+        self._told.append(_Told(route, outcome, features, before, peak, alone, is_exact))
+        while self._waiting:
+            self._waiting.popleft()()
+
+    def ran_out(self) -> None:
+        """Some request ran out of memory: no route has any evidence. Takes no lock."""
+        self._told.append(_Told("", "oom", None, None, None, False, False))
+
+    def progress(self) -> list[Progress]:
+        """How far each route is learned, the one that was quiet longest first."""
+        with self._lock:
+            self._take_in()
+            seen: dict[str, int] = {}
+            for name, known in self._routes.items():
+                path = name.split()[0][:80]
+                seen[path] = min(ENOUGH, max(seen.get(path, 0), known.good))
+            return [Progress(path, good, ENOUGH) for path, good in seen.items()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was measured, as plain JSON types."""
+        with self._lock:
+            self._take_in()
+            return {
+                name: {"fit": known.fit.to_dict(), "good": known.good, "runs": known.runs}
+                for name, known in self._routes.items()
+            }
+
+    def restore(self, saved: object) -> None:
+        """Take in what ``to_dict`` gave. Raises ``ValueError`` for anything else."""
+        made: dict[str, _Route] = {}
+        try:
+            assert isinstance(saved, Mapping)
+            for name, values in list(saved.items())[-_MOST_ROUTES:]:
+                made[str(name)] = route = _Route()
+                route.fit.restore(values["fit"])
+                route.good, route.runs = int(values["good"]), int(values["runs"])
+        except (AssertionError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not what a Measured estimator has saved: {error!r}") from None
+        with self._lock:
+            self._told.clear()
+            self._routes = made
+
+    def __repr__(self) -> str:
+        return f"Measured({', '.join(map(str, self.progress()))})"
+
+    def _take_in(self) -> None:
+        """What endings have said since the last time."""
+        now = clock.monotonic()
+        while self._told:
+            told = self._told.popleft()
+            if told.outcome == "oom":
+                for known in self._routes.values():
+                    known.good = 0
+            if told.route:
+                self._learn(told, now)
+
+    def _learn(self, told: _Told, now: float) -> None:
+        known = self._routes.get(told.route)
+        claims = self._new if known is None else known.claims
+        if told.outcome == "begun":
+            claims.begin(told.route, now)
+            return
+        if told.was_alone:
+            self._new.end(told.route, fruitful=told.outcome == "ok")
+            if known is not None:
+                known.claims.end(told.route, fruitful=told.outcome == "ok")
+        if told.outcome != "ok" or told.features is None:
+            return
+        if known is None and told.peak is None:
+            return
+        known = self._routes.pop(told.route, None) or _Route()
+        self._routes[told.route] = known
+        if len(self._routes) > _MOST_ROUTES:
+            del self._routes[next(iter(self._routes))]
+        known.learn(told)
+
+
+class _Route:
+    """What is known of one route and model."""
+
+    def __init__(self) -> None:
+        self.fit = Envelope(len(_FEATURES))
+        self.claims = _Claims()
+        self.good = 0
+        """Requests that ended well."""
+        self.runs = 0
+        """Of these, those that were measured."""
+        self._warms_up = False
+
+    @property
+    def needs_run(self) -> bool:
+        """Whether more requests have to be measured: three at once, and a few more while it is learned."""
+        return self.good < ENOUGH and self.runs < 3 + (self.good >= 8) + (self.good >= 16) + (self.good >= 32)
+
+    def size(self, features: tuple[float, ...]) -> float:
+        """What is charged; beyond what was seen a generous guess."""
+        evidence = max(1.0, self.runs + self.good / 10) if self.good else 1.0
+        size = self.fit.bytes_for(features) * (1 + max(0.05, 0.5 / math.sqrt(evidence)))
+        reach = self.fit.reach(features)
+        if reach <= 1:
+            return size
+        return _GENEROUS * max(size, self.fit.bytes_for(self.fit.top) * reach)
+
+    def learn(self, told: _Told) -> None:
+        self.good += 1
+        if told.peak is None or told.features is None:
+            return
+        if self._warms_up:
+            # What the very first one set up for good is in no later one: its row would cost all of them.
+            self.fit.clear()
+        self._warms_up = told.is_exact and not self.runs
+        self.runs += 1
+        self.fit.add(told.features, max(1, told.peak), asked=told.asked or ())
+
+
+class _Claims:
+    """Whose turn it is to run alone: one at a time, and less often the more often that came to nothing."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+        self._left = 0
+        self._length = 1
+
+    @property
+    def skips(self) -> bool:
+        """Whether the last runs came to nothing, so that none is to be tried now."""
+        return self._left > 0
+
+    def is_running(self, route: str) -> bool:
+        return route in self._until
+
+    def may(self, route: str, now: float) -> bool:
+        """Whether a request may run alone now; then it is its turn."""
+        self._until = {name: until for name, until in self._until.items() if until > now}
+        if route in self._until or len(self._until) >= 4:
+            return False
+        if self._left:
+            self._left -= 1
+            return False
+        self._until[route] = now + _CLAIM_SECONDS
+        return True
+
+    def begin(self, route: str, now: float) -> None:
+        """It has started, and takes as long as it takes."""
+        self._until[route] = now + _RUN_SECONDS
+
+    def end(self, route: str, *, fruitful: bool) -> None:
+        if self._until.pop(route, None) is None:
+            return
+        self._length = 1 if fruitful else min(_LONGEST_SKIP, 2 * self._length)
+        self._left = self._length - 1
+
+
+def name_of(path: str, *others: str | None) -> str:
+    """A route by its path, the model that the body names, and whose it is."""
+    return " ".join(name[:_LONGEST_NAME] for name in (path, *others) if name)
+
+
+def _asked(info: RequestInfo) -> Workload:
+    """What the body asks; nothing, where it can't be read and no API says that it could."""
+    try:
+        return info.workload
+    except UnreadableBody:
+        if reads_path(info.path):
+            raise
+        return Workload()
+
+
+def _alone(guess: int, capacity: int, why: str) -> Estimate:
+    parts = {"guess": guess, ALONE: capacity - guess}
+    return Estimate(
+        capacity, parts=parts, notes=(f"charged the whole capacity, to be measured alone: {why}",)
+    )
+
+
+def _of(workload: Workload, asked: int, size: int, route: str) -> tuple[float, ...]:
+    """``workload`` as numbers; bytes of the body where it is of no API that is known."""
+    rows = max(1, workload.sequences)
+    seen = sum(width * height or _PIXELS for width, height in workload.images)
+    made = workload.width * workload.height * max(1, workload.frames) * rows
+    return (
+        float(workload.prompt_tokens * rows),
+        float(asked * rows),
+        float(workload.new_tokens * rows),
+        float(seen + made),
+        float(workload.audio_seconds),
+        float(workload.tensor_bytes),
+        0.0 if reads_path(route.split()[0]) else float(size),
+    )
