@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -64,6 +64,8 @@ class Replay:
     alone, what no other can share. Running requests share one pace: the clock of work
     done goes on at ``1 / card.slowdown(...)``, and each ends when that clock has passed by
     its seconds, so that a change of pace costs nothing however many run.
+    ``charge(index)`` is asked as a request arrives what it is charged, in place of the trace's sizes, and
+    ``ended(index, ran_out)`` hears how each that started has ended: for estimators that learn.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class Replay:
         shares: Sequence[float] | None = None,
         lanes: Sequence[int] | None = None,
         flows: Sequence[Hashable] | None = None,
+        charge: Callable[[int], int] | None = None,
+        ended: Callable[[int, bool], object] | None = None,
     ) -> None:
         self._trace = trace
         self._ledger = ledger
@@ -86,6 +90,8 @@ class Replay:
         self._shares = [0.0] * len(trace) if shares is None else shares
         self._lanes = lanes
         self._flows = flows
+        self._charge = trace.sizes.__getitem__ if charge is None else charge
+        self._tell = ended
         self._now = 0.0
         self._work = 0.0
         self._pace = 1.0
@@ -118,7 +124,7 @@ class Replay:
         )
 
     def _arrive(self, index: int, now: float) -> None:
-        ledger, size = self._ledger, self._trace.sizes[index]
+        ledger, size = self._ledger, self._charge(index)
         lane = 0 if self._lanes is None else self._lanes[index]
         flow = None if self._flows is None else self._flows[index]
         ticket = Ticket(size, lane, flow)
@@ -170,6 +176,8 @@ class Replay:
         self._hold(-self._sizes[index], -self._shares[index])
         self._done[index] = 1
         self._ends[index] = now - self._trace.arrivals[index]
+        if self._tell is not None:
+            self._tell(index, False)
         self._start(self._ledger.release(ticket, now), now)
 
     def _start(self, granted: Sequence[Ticket], now: float) -> None:
@@ -179,6 +187,8 @@ class Replay:
             index: int = ticket.waiter
             if self._held + self._sizes[index] > self._card.capacity:
                 self._out_of_memory += 1
+                if self._tell is not None:
+                    self._tell(index, True)
                 starting.extend(self._ledger.release(ticket, now))
                 continue
             self._waits[index] = now - self._trace.arrivals[index]

@@ -71,7 +71,9 @@ class World:
         finally:
             self.running -= 1
             self.used -= size
-        usage: dict[str, Any] = {"usage": {"prompt_tokens": 10, "completion_tokens": new}} if self._tells else {}
+        usage: dict[str, Any] = (
+            {"usage": {"prompt_tokens": 10, "completion_tokens": new}} if self._tells else {}
+        )
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": packed(chat(**usage))})

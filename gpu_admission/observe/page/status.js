@@ -240,6 +240,7 @@
     table("lanes", state.lanes, [
       [(row) => row.name, "clip"], [(row) => bytes(row.in_use), "number"], [(row) => bytes(row.guaranteed), "number"],
       [(row) => bytes(row.limit), "number"], [(row) => row.waiting, "number"], [(row) => bytes(row.waiting_bytes), "number"]]);
+    text(byId("learning"), state.learning.join(" · "));
     const ratio = state.estimates.median_ratio;
     text(byId("estimates-note"), ratio === null ? "No peak has been recorded (lease.record_peak)."
       : `The median estimate is ${ratio.toFixed(2)} times the peak.`);
