@@ -273,7 +273,7 @@ def test_the_bytes_that_a_token_takes_in_the_demo_model_are_found_within_3_perce
 
 def demo_costs(shape: Shape) -> Costs:
     """The demo's server, measured as ``gpu-admission calibrate`` does."""
-    cells = grid({"prompt_tokens": [4, 24], "new_tokens": [8, 64]})
+    cells = grid({"prompt_tokens": [4, 64], "new_tokens": [8, 256]})
 
     async def run(port: int) -> Costs:
         target = HttpTarget(f"http://127.0.0.1:{port}{PATH}", dialect=DIALECT)
