@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.testclient import TestClient
 
 from gpu_admission import Admission, Estimate, GPUAdmission
 from gpu_admission.observe import Metrics
@@ -51,11 +52,15 @@ def test_it_has_the_admission_that_it_was_given_or_one_of_its_own() -> None:
 # built again
 
 
-def starlette(**settings: Any) -> Starlette:
+def bare() -> Starlette:
     async def handle(request: Request) -> Response:
         return Response()
 
-    app = Starlette(routes=[Route("/g", handle, methods=["POST"])])
+    return Starlette(routes=[Route("/g", handle, methods=["POST"])])
+
+
+def starlette(**settings: Any) -> Starlette:
+    app = bare()
     app.add_middleware(GPUAdmission, **settings)
     return app
 
@@ -94,6 +99,17 @@ def test_an_app_that_is_wrapped_twice_with_the_same_settings_has_one_budget() ->
     inner = app.build_middleware_stack()
     outer = GPUAdmission(GPUAdmission(app, **settings), **settings)
     assert outer.admission is outer.app.admission is budget_in(inner)  # type: ignore[attr-defined]
+
+
+def test_the_same_settings_in_another_event_loop_are_another_budget() -> None:
+    settings: Any = {"capacity": "1GiB", "estimator": {"/g": "1MiB"}}
+    app = bare()
+    one = GPUAdmission(app, **settings)
+    with TestClient(one) as client:
+        assert client.post("/g").status_code == 200
+        other = GPUAdmission(app, **settings)
+        assert other.admission is not one.admission
+        assert TestClient(other).post("/g").status_code == 200
 
 
 @pytest.mark.parametrize("other", [{"capacity": 101}, {"capacity": 100, "timeout": 5}])

@@ -219,6 +219,11 @@ class Entrance:
         """Where ``ticket`` is in the queue now; ``None``: it does not wait."""
         return place_of(self._locked, ticket)
 
+    @property
+    def serves_elsewhere(self) -> bool:
+        """Whether an event loop that still runs is served, and another one, or none, runs here."""
+        return self._home.is_elsewhere
+
     def from_thread(self, ask: Callable[[], Coroutine[Any, Any, Lease]]) -> Lease:
         """The lease of ``ask()``, which is called and waits in the loop that is served.
 

@@ -52,6 +52,8 @@ class Rebuilds:
             admission = built.admission()
             if admission is None or not _is_same(admission.given, options):
                 continue
+            if admission.entrance.serves_elsewhere:
+                continue  # an admission serves one loop at a time
             is_in_use = built.middleware() is not None or admission.in_use or admission.waiting
             if admission.settings.observers or (
                 is_in_use and built.app() is app and _are_meant(app, options)

@@ -67,7 +67,7 @@ class Body(msgspec.Struct, eq=False):
     """Bytes that are counted as buffered."""
     disconnected: Message | None = None
     failure: Exception | None = None
-    """What the server's ``receive`` raised while the client was watched."""
+    """What the server's ``receive`` raised: the app hears of it when it reads."""
     ahead: Ahead | None = None
     """The server's ``receive``, once the client was watched."""
     refusal: Rejected | None = None
@@ -89,6 +89,8 @@ class Body(msgspec.Struct, eq=False):
             return self._messages.popleft()
         if self.disconnected is not None:
             return self.disconnected
+        if self.failure is not None:
+            raise self.failure
         if self.refusal is not None and not self.is_free:
             raise self.refusal
         lease, inside = self.lease, innermost()
@@ -151,7 +153,11 @@ class Body(msgspec.Struct, eq=False):
 
     async def _take(self) -> None:
         """The server's next message, for ``_came``: see ``ENDED``."""
-        self._taken = await self._receive()
+        try:
+            self._taken = await self._receive()
+        except Exception as error:
+            self.failure = error
+            raise
 
     def _came(self) -> Message:
         message, self._taken = self._taken, None

@@ -92,6 +92,11 @@ class Home:
         """Whether a loop has been here that still runs."""
         return self.loop is not _NO_LOOP and is_running(self.loop)
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a loop that still runs is not the one that runs here."""
+        return self.is_taken and not self._is_here()
+
     def call(self, function: Callable[[], object]) -> None:
         """Call ``function`` there: at once where this is it, else soon. Not where it has ended."""
         if self._is_here():

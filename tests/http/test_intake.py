@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_admission import Admission, Lane, RequestInfo
+from gpu_admission.types import Message
 from tests.cases.harness import StreamedCost, scenario
 
 pytestmark = pytest.mark.anyio
@@ -135,3 +136,38 @@ async def test_a_request_is_named_where_an_observer_asks_for_it() -> None:
     assert seen[0] == "abc-1"
     assert all(len(name) == 32 for name in seen[1:])
     assert len(set(seen)) == 5
+
+
+def reads(info: RequestInfo) -> int:
+    return 1 + len(info.body)
+
+
+async def test_what_the_servers_receive_raises_is_the_apps_to_hear_and_no_failure_of_the_estimator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scenario(estimator=reads) as scene:
+        call = scene.call(b"")
+
+        async def receive() -> Message:
+            raise EOFError
+
+        call.receive = receive  # type: ignore[method-assign]
+        await call.run()
+        assert isinstance(call.error, EOFError)
+        assert call.lease is not None
+        assert (call.sent, call.lease.bytes) == ([], 100)
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("declared", [b"1", None])
+async def test_a_limit_that_an_outer_middleware_puts_on_the_body_answers_as_ever(
+    declared: bytes | None,
+) -> None:
+    starlette = pytest.importorskip("starlette.middleware.body_limit", reason="came with Starlette 1.10")
+    headers = [] if declared is None else [(b"content-length", declared)]
+    async with scenario(estimator=reads) as scene:
+        limited = starlette.RequestBodyLimitMiddleware(scene.app, max_body_size=5)
+        call = scene.call(b"123", b"456", app=limited, headers=headers)
+        await call.run()
+        assert call.status == 413
+        assert scene.in_use == 0
