@@ -298,12 +298,10 @@ class Intake:
             if self.rule.may_be_empty and self.body.complete and not self.body.size:
                 raise AsksForNothing
             raise error
-        charged = fallback
-        if packed and self.body.size:
-            charged = max(charged, (await self.estimate()).bytes)
+        as_it_came = (await self.estimate()).bytes if packed and self.body.size else 0
         if self._is_read_by(self.admission.settings.lane):
             self.lane = self._last_lane
-        return Estimate(charged, notes=(f"{error.detail}: fallback charged",))
+        return Estimate(max(fallback, as_it_came), notes=(f"{error.detail}: fallback charged",))
 
     def _failed(self, error: Exception) -> Estimate:
         charged = max(1, self.admission.settings.fallback or self.admission.largest)
