@@ -34,10 +34,10 @@ def auto(*, model: Any = None, waits: bool = True) -> Learned:
     ``waits`` as for ``Measured``. Raises as ``ModelConfig`` for a ``model`` that can't be read.
     """
     if model is None:
-        return Learned(Measured(waits=waits), usage=True, meter=AutoMeter())
+        return Learned(Measured(waits=waits), usage=True, tokens="learned", meter=AutoMeter())
     from gpu_admission.estimators.transformer import TransformersLM
 
-    return Learned(TransformersLM.from_config(model), usage=True)
+    return Learned(TransformersLM.from_config(model), usage=True, tokens="learned")
 
 
 def check(capacity: object, devices: Sequence[Device]) -> None:

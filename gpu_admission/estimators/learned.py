@@ -17,22 +17,13 @@ from typing import Any, Literal
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.estimators.histories import ALL, Histories
 from gpu_admission.estimators.history import History
-from gpu_admission.estimators.measured import Measured, Progress, name_of
+from gpu_admission.estimators.lengths import Counted, Lengths, heard
+from gpu_admission.estimators.measured import Measured, Progress, asked_of, name_of
 from gpu_admission.estimators.meter import PeakMeter
-from gpu_admission.estimators.taken import (
-    ALONE,
-    CORRECTION,
-    Followed,
-    Said,
-    Taken,
-    heard,
-    prompt_of,
-    taken,
-    with_prompt,
-)
+from gpu_admission.estimators.taken import ALONE, CORRECTION, Followed, Taken, taken
 from gpu_admission.estimators.terms import clamp, render
 from gpu_admission.estimators.turns import Turns
-from gpu_admission.request import Estimator, RequestInfo
+from gpu_admission.request import EstimateResult, Estimator, RequestInfo
 from gpu_admission.runtime import statefile
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Usage, Workload
@@ -56,8 +47,9 @@ class Learned:
 
     - ``usage``: learn from the answers that pass through ``GPUAdmission``: from the tokens that they
       say they used (OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama, LM Studio; JSON and
-      streams), put through ``inner``, which needs a formula. One that says nothing (a stream
-      without ``stream_options.include_usage``, a packed answer) counts as all that was asked. Only
+      streams). By the same policy, on new tokens and by how many were asked; ``inner``, which needs a
+      formula, makes bytes of what is expected. An answer that says nothing (a stream without
+      ``stream_options.include_usage``, a packed one) counts as all that was asked. Only
       on paths of a known API, or with a ``dialect`` set: elsewhere an answer may be the model's own.
     - ``tokens``: with ``"learned"`` a prompt is counted by what prompts of its route and model took,
       by the same policy, and never above one token a byte. Needs ``usage``.
@@ -110,16 +102,16 @@ class Learned:
         self.margin = margin
         self.clip = clip
         self.doubt = doubt
-        self._counts_prompts = tokens == "learned"
         self._route, self._flow = route or _path, flow
         new = partial(History, window=window, quantile=quantile, trust=min(trust, window))
-        self._shares, self._prompts = Histories(new, max_routes), Histories(new, max_routes)
+        self._shares = Histories(new, max_routes)
+        self._lengths = Lengths(new, max_routes, margin=margin, clip=clip, prompts=tokens == "learned")
         self._turns = Turns(16 * max_routes)
         self._caution = 1
         self._lock = threading.Lock()
         # The collector may end a lease while the lock is held, by the same thread: what an ending
         # says is put here, without a lock, and taken in when the next charge is asked for.
-        self._told: deque[Taken | Said | None] = deque(maxlen=_MOST_TOLD)
+        self._told: deque[Taken | Counted | None] = deque(maxlen=_MOST_TOLD)
 
     @property
     def covers_calls_inside(self) -> bool:
@@ -133,7 +125,16 @@ class Learned:
 
     def __call__(self, info: RequestInfo, /) -> Estimate | Awaitable[Estimate]:
         route = self.route_of(info)
-        result = self._by_prompts(info, route) if self._counts_prompts else self.inner(info)
+        if self._measured is not None:
+            asked = asked_of(info)
+            expected = self._expected(route, asked, info.size)
+            result: EstimateResult | Awaitable[EstimateResult] = self._measured.charge(
+                route, asked, expected, info.size
+            )
+        elif self.usage:
+            result = self._formula(self._expected(route, info.workload, info.size))
+        else:
+            result = self.inner(info)
         if isinstance(result, (int, Estimate)):
             return self._charge(route, _as_estimate(result))
         return self._later(result, route)
@@ -146,7 +147,7 @@ class Learned:
 
     def estimate(self, workload: Workload, *, route: str = ALL) -> Estimate:
         """What is known of ``workload`` on ``route``, without runs alone; ``inner`` needs a formula."""
-        first: Estimate = self.inner.estimate(workload)  # type: ignore[attr-defined]
+        first = self._formula(self._expected(route, workload, 0) if self.usage else workload)
         with self._lock:
             self._take_in()
             return self._corrected(route, first)
@@ -182,11 +183,7 @@ class Learned:
         elif outcome == "ok" and peak is not None:
             self.observe(request.route, request.estimate, peak)
         elif pieces is not None and outcome in ("ok", "client"):
-            said = Said(request, usage, pieces if outcome == "client" else None)
-            if self._measured is None:
-                self._told.extend(heard(said, self._formula))
-            else:
-                self._told.append(said)
+            self._told.extend(heard(request, usage, pieces if outcome == "client" else None))
 
     def observe(self, route: RequestInfo | str, estimate: Estimate | int, peak: int) -> None:
         """One request on ``route`` was charged ``estimate`` and took ``peak`` bytes of it.
@@ -203,7 +200,7 @@ class Learned:
 
         It took what ``inner``, which needs a formula, says of that. Raises what ``inner`` raises.
         """
-        self._tell(route, estimate, self._formula(workload))
+        self._tell(route, estimate, self._formula(workload).bytes)
 
     def ran_out(self) -> None:
         """Some request ran out of memory: believe nothing below ``inner`` until much more was seen.
@@ -218,9 +215,8 @@ class Learned:
         name = route if isinstance(route, str) else self.route_of(route)
         self._told.extend(taken(name, _as_estimate(charged), peak))
 
-    def _formula(self, workload: Workload) -> int:
-        size: int = self.inner.estimate(workload).bytes  # type: ignore[attr-defined]
-        return size
+    def _formula(self, workload: Workload) -> Estimate:
+        return self.inner.estimate(workload)  # type: ignore[attr-defined, no-any-return]
 
     # what is kept
 
@@ -240,8 +236,8 @@ class Learned:
         with self._lock:
             self._take_in()
             state = {"version": 2, "routes": self._shares.to_dict()}
-            if self._counts_prompts:
-                state["prompts"] = self._prompts.to_dict()
+            if self.usage:
+                state["lengths"] = self._lengths.to_dict()
         if self._measured is not None:
             state["measured"] = self._measured.to_dict()
         return state
@@ -251,12 +247,13 @@ class Learned:
         if not isinstance(state, Mapping) or state.get("version") != 2:
             raise ValueError("not the saved state of a Learned estimator, version 2")
         shares = self._shares.restored(state.get("routes"))
-        prompts = self._prompts.restored(state.get("prompts", {}))
+        lengths = self._lengths.restored(state.get("lengths", {}))
         if self._measured is not None:
             self._measured.restore(state.get("measured", {}))
         with self._lock:
             self._told.clear()
-            self._shares, self._prompts = shares, prompts
+            self._shares = shares
+            self._lengths.take(lengths)
             self._turns.clear()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -274,29 +271,19 @@ class Learned:
     def __repr__(self) -> str:
         with self._lock:
             self._take_in()
-            return (
-                f"Learned({self.inner!r}, {self._shares.count} observations on {self._shares.routes} routes)"
-            )
+            seen = self._shares.count + self._lengths.count
+            routes = max(self._shares.routes, self._lengths.routes)
+            return f"Learned({self.inner!r}, {seen} observations on {routes} routes)"
 
     # what is charged
 
     async def _later(self, result: Awaitable[int | Estimate], route: str) -> Estimate:
         return self._charge(route, _as_estimate(await result))
 
-    def _by_prompts(self, info: RequestInfo, route: str) -> Estimate:
-        """What ``inner`` says of the prompt as long as such prompts were."""
-        asked = info.workload
-        counted = prompt_of(asked)
-        if not counted:
-            return self.inner.estimate(asked)  # type: ignore[attr-defined, no-any-return]
+    def _expected(self, route: str, asked: Workload, size: int) -> Workload:
         with self._lock:
             self._take_in()
-            tokens = self._prompts.size(
-                route, counted, caution=self._caution, margin=self.margin, most=self.clip[1]
-            )
-        bound = max(counted, info.size)
-        shorter = with_prompt(asked, min(tokens, bound) / counted)
-        return self.inner.estimate(shorter)  # type: ignore[attr-defined, no-any-return]
+            return self._lengths.expected(route, asked, size, self._caution)
 
     def _charge(self, route: str, first: Estimate) -> Estimate:
         if ALONE in first.parts:
@@ -318,17 +305,14 @@ class Learned:
         """What endings have said since the last time. They may say more meanwhile."""
         while self._told:
             told = self._told.popleft()
-            if isinstance(told, Said):
-                assert self._measured is not None
-                for judged in self._measured.heard(told):
-                    self._learn(judged)
-                continue
-            if told is not None:
+            if isinstance(told, Taken):
                 self._learn(told)
-                continue
-            self._caution = min(_MOST_CAUTION, 2 * self._caution)
-            self._shares.doubt()
-            self._prompts.doubt()
+            elif told is not None:
+                self._lengths.learn(told, self._caution)
+            else:
+                self._caution = min(_MOST_CAUTION, 2 * self._caution)
+                self._shares.doubt()
+                self._lengths.doubt()
 
     def _learn(self, told: Taken) -> None:
         route, first = told.route, told.first
@@ -338,8 +322,6 @@ class Learned:
                 if history.taken_by(first) > told.alone:
                     history.forget(first)
         self._shares.add(route, first, min(high, max(low, told.peak / first)))
-        if told.prompt and self._counts_prompts:
-            self._prompts.add(route, told.counted, min(high, max(low, told.prompt / told.counted)))
         self._turns.forget(route, first)
 
     def _fitted(self, route: str, first: Estimate, capacity: int) -> bool:

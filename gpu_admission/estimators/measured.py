@@ -9,16 +9,15 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
-import msgspec
 
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.estimators.envelope import Envelope
-from gpu_admission.estimators.taken import ALONE, Followed, Said, Taken, heard
+from gpu_admission.estimators.taken import ALONE, Followed
 from gpu_admission.estimators.terms import clamp
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock
@@ -42,6 +41,10 @@ _LONGEST_SKIP = 64
 _FEATURES = ("prompt", "asked", "used", "pixels", "audio", "tensors", "body")
 _PIXELS = 1024 * 1024
 """Of a picture whose size is not known."""
+_LEAST = 512
+"""Of the capacity, the least part that is charged: what shows as nothing may be too small to be seen."""
+_Row = tuple[float, ...]
+"""``_FEATURES`` of one request."""
 
 
 class Progress(NamedTuple):
@@ -60,8 +63,8 @@ class Progress(NamedTuple):
 class _Told(NamedTuple):
     route: str
     outcome: str
-    features: tuple[float, ...] | None
-    asked: tuple[float, ...] | None
+    features: _Row | None
+    asked: _Row | None
     peak: int | None
     was_alone: bool
     is_exact: bool
@@ -99,44 +102,49 @@ class Measured:
         self._capacity = capacity
 
     def __call__(self, info: RequestInfo, /) -> Estimate | Awaitable[Estimate]:
-        asked = _asked(info)
-        route = name_of(info.path, asked.model)
-        features = _of(asked, asked.new_tokens, info.size, route)
-        with self._lock:
-            charge = self._charge(route, features)
-        return self._later(route, features) if charge is None else charge
+        asked = asked_of(info)
+        return self.charge(name_of(info.path, asked.model), asked, asked, info.size)
 
-    async def _later(self, route: str, features: tuple[float, ...]) -> Estimate:
+    def charge(
+        self, route: str, asked: Workload, expected: Workload, size: int
+    ) -> Estimate | Awaitable[Estimate]:
+        """What a request of ``size`` bytes is charged that asks ``asked`` and is to come to ``expected``."""
+        features, beyond = _of(expected, asked, size, route), _of(asked, asked, size, route)
+        with self._lock:
+            charge = self._charge(route, features, beyond)
+        return self._later(route, features, beyond) if charge is None else charge
+
+    async def _later(self, route: str, features: _Row, asked: _Row) -> Estimate:
         """What is charged once the request that runs alone has ended, or another may."""
         while True:
             event, loop = anyio.Event(), running_loop()
             self._waiting.append(partial(call_soon, loop, event.set))
             with self._lock:
-                charge = self._charge(route, features)
+                charge = self._charge(route, features, asked)
             if charge is not None:
                 return charge
             with anyio.move_on_after(_LOOK_SECONDS):
                 await event.wait()
 
-    def _charge(self, route: str, features: tuple[float, ...]) -> Estimate | None:
+    def _charge(self, route: str, features: _Row, asked: _Row) -> Estimate | None:
         """``None``: it has to wait until another has been measured."""
         self._take_in()
         known, capacity, now = self._routes.get(route), max(1, self._capacity()), clock.monotonic()
         if known is None:
             if self._new.may(route, now):
-                return _alone(capacity, capacity, f"nothing is known of {route.split()[0]}")
+                return _alone(capacity, capacity, "nothing is known of its route")
             if self._waits and self._new.is_running(route):
                 return None
             return Estimate(max(1, capacity // 4), parts={"guess": max(1, capacity // 4)})
-        size, reach = known.size(features), known.fit.reach(features)
-        may_run = reach > _BEYOND or known.needs_run
-        if may_run and known.claims.may(route, now):
+        reach = known.fit.reach(asked)
+        size = known.size(features, reach)
+        if (reach > _BEYOND or known.needs_run) and known.claims.may(route, now):
             return _alone(min(clamp(size), capacity), capacity, "a size that has not been measured")
         if reach > 1 and not known.claims.skips:
             size = min(size, capacity)
-        bytes_ = clamp(size)
-        fitted = min(bytes_, clamp(known.fit.bytes_for(features)))
-        return Estimate(bytes_, parts={"measured": fitted, "margin": bytes_ - fitted})
+        charged = max(clamp(size), capacity // _LEAST)
+        fitted = min(charged, clamp(known.fit.bytes_for(features)))
+        return Estimate(charged, parts={"measured": fitted, "margin": charged - fitted})
 
     def estimate(self, workload: Workload) -> Estimate:
         """What such a request takes on the one route that is known. Raises ``LookupError`` otherwise."""
@@ -145,24 +153,8 @@ class Measured:
             if len(self._routes) != 1:
                 raise LookupError("what a request takes is known by route: ask with a request")
             ((route, known),) = self._routes.items()
-            return Estimate(clamp(known.size(_of(workload, workload.new_tokens, 0, route))))
-
-    def price(self, request: Followed, workload: Workload) -> int:
-        """What ``request`` takes where it really is ``workload``; 0 while nothing is known of its route."""
-        asked = request.asked or workload
-        with self._lock:
-            self._take_in()
-            known = self._routes.get(request.route)
-            features = _of(workload, asked.new_tokens, request.size, request.route)
-            return 0 if known is None else clamp(known.fit.bytes_for(features))
-
-    def heard(self, said: Said) -> Iterator[Taken]:
-        """What an answer says, judged by what is known now and was not when its request came."""
-        request = said.request
-        now = 0 if request.asked is None else self.price(request, request.asked)
-        if now:
-            judged = Said(msgspec.structs.replace(request, estimate=Estimate(now)), said.usage, said.sent)
-            yield from heard(judged, partial(self.price, request))
+            features = _of(workload, workload, 0, route)
+            return Estimate(clamp(known.size(features, known.fit.reach(features))))
 
     def wants(self, route: str, charged: Estimate) -> bool:
         """Whether a request that runs alone now is worth measuring; it counts as begun."""
@@ -178,8 +170,7 @@ class Measured:
         """``request`` ended as ``outcome``; ``peak`` where it was measured. Takes no lock."""
         asked, size, route = request.asked or Workload(), request.size, request.route
         workload = asked if usage is None else really(asked, usage, longest_prompt=size)
-        features = _of(workload, asked.new_tokens, size, route)
-        before = _of(asked, asked.new_tokens, size, route)
+        features, before = _of(workload, asked, size, route), _of(asked, asked, size, route)
         alone = ALONE in request.estimate.parts
         self._told.append(_Told(route, outcome, features, before, peak, alone, is_exact))
         while self._waiting:
@@ -275,11 +266,10 @@ class _Route:
         """Whether more requests have to be measured: three at once, and a few more while it is learned."""
         return self.good < ENOUGH and self.runs < 3 + (self.good >= 8) + (self.good >= 16) + (self.good >= 32)
 
-    def size(self, features: tuple[float, ...]) -> float:
-        """What is charged; beyond what was seen a generous guess."""
+    def size(self, features: _Row, reach: float) -> float:
+        """What is charged; a generous guess for what asks ``reach`` times the most that was seen."""
         evidence = max(1.0, self.runs + self.good / 10) if self.good else 1.0
         size = self.fit.bytes_for(features) * (1 + max(0.05, 0.5 / math.sqrt(evidence)))
-        reach = self.fit.reach(features)
         if reach <= 1:
             return size
         return _GENEROUS * max(size, self.fit.bytes_for(self.fit.top) * reach)
@@ -339,7 +329,7 @@ def name_of(path: str, *others: str | None) -> str:
     return " ".join(name[:_LONGEST_NAME] for name in (path, *others) if name)
 
 
-def _asked(info: RequestInfo) -> Workload:
+def asked_of(info: RequestInfo) -> Workload:
     """What the body asks; nothing, where it can't be read and no API says that it could."""
     try:
         return info.workload
@@ -356,14 +346,14 @@ def _alone(guess: int, capacity: int, why: str) -> Estimate:
     )
 
 
-def _of(workload: Workload, asked: int, size: int, route: str) -> tuple[float, ...]:
+def _of(workload: Workload, asked: Workload, size: int, route: str) -> _Row:
     """``workload`` as numbers; bytes of the body where it is of no API that is known."""
     rows = max(1, workload.sequences)
     seen = sum(width * height or _PIXELS for width, height in workload.images)
     made = workload.width * workload.height * max(1, workload.frames) * rows
     return (
         float(workload.prompt_tokens * rows),
-        float(asked * rows),
+        float(asked.new_tokens * rows),
         float(workload.new_tokens * rows),
         float(seen + made),
         float(workload.audio_seconds),

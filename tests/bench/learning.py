@@ -1,7 +1,9 @@
 """What learning from answers brings on traces: requests completed, beside the estimate that learns nothing.
 
-Real lengths, real ledger, a simulated card and time. Clients ask (a) for 4,096 tokens whatever they use,
-(b) for 2 to 16 times what they use. ``python -m tests.bench.learning FOLDER`` plays every trace in it.
+Real lengths, real ledger, simulated time: a request holds its cache for as long as it takes, whoever runs
+beside it, and waits at most as long and as many as the settings' defaults say. Clients ask (a) for 4,096
+tokens whatever they use, (b) for 2 to 16 times what they use. "All known" charges what is used, exactly.
+``python -m tests.bench.learning FOLDER`` plays every trace in it.
 """
 
 from __future__ import annotations
@@ -17,13 +19,12 @@ from gpu_admission.estimators import Learned
 from gpu_admission.estimators.taken import Followed
 from gpu_admission.planning.disciplines import Setup
 from gpu_admission.planning.replay import Replay
-from gpu_admission.planning.service import Decoder
+from gpu_admission.planning.service import Card, Decoder
 from gpu_admission.planning.trace import Trace, read_tokens
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Estimate, Usage, Workload
 
 LOAD = 1.5
-PATIENCE = 60.0
 _ROUTE = "/v1/chat/completions m"
 
 Asks = Callable[[int, random.Random], int]
@@ -55,6 +56,7 @@ class Cell:
     requests: int
     plain: int
     learned: int
+    known: int
     out_of_memory: int
     charged: float
     """Over used, by bytes, with learning; of the second half."""
@@ -64,9 +66,20 @@ class Cell:
         return self.learned / max(1, self.plain)
 
 
-def play(name: str, tokens: Sequence[tuple[float, int, int]], clients: str, *, seed: int = 1) -> Cell:
-    decoder = Decoder()
-    card, draw = decoder.card, random.Random(seed)
+CACHE = Decoder(prefill_bytes_per_token=0)
+"""Llama-3.1-8B on 24 GiB, by its cache alone: what an engine with a pool meters."""
+
+
+def play(
+    name: str,
+    tokens: Sequence[tuple[float, int, int]],
+    clients: str,
+    *,
+    decoder: Decoder = CACHE,
+    drag: float = 0.0,
+    seed: int = 1,
+) -> Cell:
+    card, draw = Card(decoder.card.capacity, drag), random.Random(seed)
     rows = [row for row in tokens if decoder.size(row[1], row[2]) <= card.capacity]
     asked = [Workload(prompt_tokens=i, new_tokens=CLIENTS[clients](o, draw)) for _, i, o in rows]
     trace = Trace(
@@ -92,16 +105,17 @@ def play(name: str, tokens: Sequence[tuple[float, int, int]], clients: str, *, s
         estimator.ended(followed[index], "oom" if ran_out else "ok", peak=None, usage=usage, pieces=1)
 
     def run(charge: Callable[[int], int], ended: Callable[[int, bool], object] | None) -> tuple[int, int]:
-        setup = Setup(capacity=card.capacity, timeout=PATIENCE, max_waiting=10**6)
-        replay = Replay(trace, setup.ledger(), card, patience=PATIENCE, charge=charge, ended=ended)
+        setup = Setup(capacity=card.capacity)
+        replay = Replay(trace, setup.ledger(), card, patience=setup.timeout, charge=charge, ended=ended)
         replayed = replay.run()
         return sum(replayed.done), replayed.out_of_memory
 
     before, _ = run(plain, None)
+    known, _ = run(trace.sizes.__getitem__, None)
     after, lost = run(learned, ended)
     half = len(rows) // 2
     charged = sum(each.estimate.bytes for each in followed[half:]) / sum(trace.sizes[half:])
-    return Cell(name, clients, len(rows), before, after, lost, charged)
+    return Cell(name, clients, len(rows), before, after, known, lost, charged)
 
 
 def cells(folder: Path) -> list[Cell]:
@@ -118,20 +132,21 @@ def table(found: Sequence[Cell]) -> str:
         "plain",
         "learned",
         "ratio",
+        "all known",
         "out of memory",
         "charged / used",
     )
     lines = [
         (
             *(cell.name, cell.clients, f"{cell.requests:,}", f"{cell.plain:,}", f"{cell.learned:,}"),
-            *(f"{cell.ratio:.2f}", f"{1000 * cell.out_of_memory / cell.requests:.2f} in 1,000"),
-            f"{cell.charged:.2f}",
+            *(f"{cell.ratio:.2f}", f"{cell.known / cell.plain:.2f}"),
+            *(f"{1000 * cell.out_of_memory / cell.requests:.2f} in 1,000", f"{cell.charged:.2f}"),
         )
         for cell in found
     ]
     mean = statistics.fmean(cell.ratio for cell in found)
     text = "\n".join("| " + " | ".join(row) + " |" for row in (head, ("---",) * len(head), *lines))
-    return f"{text}\n\nmean ratio {mean:.2f}, least {min(cell.ratio for cell in found):.2f}"
+    return f"{text}\n\nmean ratio {mean:.3f}, least {min(cell.ratio for cell in found):.3f}"
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def chat_of(new: int, prompt: int = 100) -> bytes:
 
 
 async def test_clients_that_ask_for_much_and_use_little_are_charged_what_they_use() -> None:
-    estimator = learned()
+    estimator = learned(tokens="learned")
     before = charge(estimator)
     await served(Says("json", chat_of(200)), estimator)
     assert before > 4196 * PER_TOKEN
@@ -196,7 +196,7 @@ async def test_what_the_app_records_counts_more_than_what_its_answer_says() -> N
 
 
 async def test_what_was_heard_is_known_when_the_lease_ends_with_the_response() -> None:
-    estimator = learned()
+    estimator = learned(tokens="learned")
     await served(Says("json", chat_of(200)), estimator, hold="response")
     assert charge(estimator) < 330 * PER_TOKEN
 

@@ -1,0 +1,142 @@
+"""How long prompts and answers really are: what is expected of what a request asks.
+
+Owns the tokens, by the route that they were used on; bytes are the formula's. The statistics are
+``history``'s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from gpu_admission.estimators.histories import Histories
+from gpu_admission.estimators.history import History
+from gpu_admission.estimators.taken import Followed
+from gpu_admission.types import Usage, Workload
+from gpu_admission.workloads.usage import really
+
+
+class Counted(NamedTuple):
+    """Tokens that a request asked and used; 0 of what is not known."""
+
+    route: str
+    new_asked: int
+    new: int
+    prompt_asked: int = 0
+    prompt: int = 0
+    is_least: bool = False
+    """It was cut short: it would have used as many at least."""
+
+
+class Lengths:
+    """What requests of each route use of the tokens that they ask. Not thread-safe.
+
+    Answers are taken as they are counted. ``prompts``: whether what a prompt is counted follows what
+    prompts were, with ``margin`` on top and shares within ``clip``.
+    """
+
+    def __init__(
+        self,
+        new: Callable[[], History],
+        most: int,
+        *,
+        margin: float,
+        clip: tuple[float, float],
+        prompts: bool,
+    ) -> None:
+        self._answers, self._prompts = Histories(new, most), Histories(new, most)
+        self._margin = margin
+        self._clip = clip
+        self._counts_prompts = prompts
+
+    def expected(self, route: str, asked: Workload, size: int, caution: int) -> Workload:
+        """``asked`` as it is expected to turn out; ``size`` of its body bounds the tokens of a prompt."""
+        new, prompt = asked.new_tokens, prompt_of(asked)
+        if new and self._answers.count:
+            new = min(new, self._answer(route, new, caution))
+        share = 1.0
+        if prompt and self._prompts.count:
+            high = self._clip[1]
+            tokens = self._prompts.size(route, prompt, caution=caution, margin=self._margin, most=high)
+            share = min(tokens, max(prompt, size)) / prompt
+        if new == asked.new_tokens and share == 1.0:
+            return asked
+        return msgspec.structs.replace(
+            asked,
+            new_tokens=new,
+            prompt_tokens=math.ceil(asked.prompt_tokens * share),
+            total_prompt_tokens=math.ceil(asked.total_prompt_tokens * share),
+        )
+
+    def learn(self, told: Counted, caution: int) -> None:
+        """Take in what one request used."""
+        if told.new_asked and told.new and self._is_news(told, caution):
+            self._answers.add(told.route, told.new_asked, told.new / told.new_asked)
+        if told.prompt and told.prompt_asked and self._counts_prompts:
+            low, high = self._clip
+            share = min(high, max(low, told.prompt / told.prompt_asked))
+            self._prompts.add(told.route, told.prompt_asked, share)
+
+    def _is_news(self, told: Counted, caution: int) -> bool:
+        return not told.is_least or told.new > self._answer(told.route, told.new_asked, caution)
+
+    def _answer(self, route: str, asked: int, caution: int) -> int:
+        return math.ceil(self._answers.size(route, asked, caution=caution, margin=0.0, most=1.0) - 1e-6)
+
+    @property
+    def count(self) -> int:
+        """Answers ever counted."""
+        return self._answers.count
+
+    @property
+    def routes(self) -> int:
+        """Routes of which any is known."""
+        return self._answers.routes
+
+    def doubt(self) -> None:
+        """Believe nothing below what is asked until much more was seen."""
+        self._answers.doubt()
+        self._prompts.doubt()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        return {"answers": self._answers.to_dict(), "prompts": self._prompts.to_dict()}
+
+    def restored(self, saved: object) -> tuple[Histories, Histories]:
+        """What ``to_dict`` gave, for ``take``. Raises ``ValueError`` for anything else."""
+        if not isinstance(saved, Mapping):
+            raise ValueError(f"not saved lengths: {saved!r:.80}")
+        answers = self._answers.restored(saved.get("answers", {}))
+        return answers, self._prompts.restored(saved.get("prompts", {}))
+
+    def take(self, restored: tuple[Histories, Histories]) -> None:
+        """Put what was kept in place of what was learned."""
+        self._answers, self._prompts = restored
+
+
+def heard(request: Followed, usage: Usage | None, sent: int | None) -> Iterator[Counted]:
+    """What an answer says that ``request`` used; one that does not say it, all that was asked.
+
+    ``sent``: it was cut short, after at least so many tokens; that can only raise.
+    """
+    asked, route = request.asked, request.route
+    if asked is None:
+        return
+    if sent is not None:
+        yield Counted(route, asked.new_tokens, min(asked.new_tokens, sent), is_least=True)
+    elif usage is None:
+        yield Counted(route, asked.new_tokens, asked.new_tokens)
+    else:
+        real = really(asked, usage, longest_prompt=request.size)
+        # None used is as good as one: a share of nothing would say nothing.
+        new = max(1, real.new_tokens)
+        prompt = 0 if usage.prompt_tokens is None else prompt_of(real)
+        yield Counted(route, asked.new_tokens, new, prompt_of(asked), prompt)
+
+
+def prompt_of(workload: Workload) -> int:
+    """Tokens of all its prompts."""
+    return workload.total_prompt_tokens or workload.prompt_tokens
