@@ -7,12 +7,17 @@ what an answer says that it used is read in ``workloads.usage``.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
+
+import msgspec
 
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.estimators.histories import ALL, Histories
@@ -20,7 +25,7 @@ from gpu_admission.estimators.history import History
 from gpu_admission.estimators.lengths import Counted, Lengths, heard
 from gpu_admission.estimators.measured import Measured, Progress, asked_of, name_of
 from gpu_admission.estimators.meter import PeakMeter
-from gpu_admission.estimators.taken import ALONE, CORRECTION, Followed, Taken, taken
+from gpu_admission.estimators.taken import ALONE, CORRECTION, Followed, Taken, as_estimate, moved, taken
 from gpu_admission.estimators.terms import clamp, render
 from gpu_admission.estimators.turns import Turns
 from gpu_admission.request import EstimateResult, Estimator, RequestInfo
@@ -30,6 +35,8 @@ from gpu_admission.types import Estimate, Usage, Workload
 
 _MOST_TOLD = 4096
 _MOST_CAUTION = 8
+_KINDS: Mapping[str, Any] = {"Taken": Taken, "Counted": Counted}
+"""What one process tells another."""
 
 
 class Learned:
@@ -102,7 +109,7 @@ class Learned:
         self.margin = margin
         self.clip = clip
         self.doubt = doubt
-        self._route, self._flow = route or _path, flow
+        self._route, self._flow = route or attrgetter("path"), flow
         new = partial(History, window=window, quantile=quantile, trust=min(trust, window))
         self._shares = Histories(new, max_routes)
         self._lengths = Lengths(new, max_routes, margin=margin, clip=clip, prompts=tokens == "learned")
@@ -111,6 +118,7 @@ class Learned:
         self._lock = threading.Lock()
         # The collector may end a lease while the lock is held, by the same thread: what an ending
         # says is put here, without a lock, and taken in when the next charge is asked for.
+        self._tell_others: Callable[[tuple[Any, ...]], object] | None = None
         self._told: deque[Taken | Counted | None] = deque(maxlen=_MOST_TOLD)
 
     @property
@@ -136,14 +144,14 @@ class Learned:
         else:
             result = self.inner(info)
         if isinstance(result, (int, Estimate)):
-            return self._charge(route, _as_estimate(result))
+            return self._charge(route, as_estimate(result))
         return self._later(result, route)
 
     def route_of(self, info: RequestInfo) -> str:
         """The name under which ``observe`` must be told of a request: its route, model and flow."""
         model = _model(info) if self.needs_body else None
         flow = self._flow(info) if self._flow else None
-        return name_of(self._route(info), model, flow)
+        return name_of(self._route(info), model, flow and _hidden(flow))
 
     def estimate(self, workload: Workload, *, route: str = ALL) -> Estimate:
         """What is known of ``workload`` on ``route``, without runs alone; ``inner`` needs a formula."""
@@ -183,7 +191,8 @@ class Learned:
         elif outcome == "ok" and peak is not None:
             self.observe(request.route, request.estimate, peak)
         elif pieces is not None and outcome in ("ok", "client"):
-            self._told.extend(heard(request, usage, pieces if outcome == "client" else None))
+            for told in heard(request, usage, pieces if outcome == "client" else None):
+                self._note(told)
 
     def observe(self, route: RequestInfo | str, estimate: Estimate | int, peak: int) -> None:
         """One request on ``route`` was charged ``estimate`` and took ``peak`` bytes of it.
@@ -207,13 +216,36 @@ class Learned:
 
         Of all routes, for the one that failed need not be the one that took too much. Takes no lock.
         """
-        self._told.append(None)
+        self._note(None)
         if self._measured is not None:
             self._measured.ran_out()
 
+    def share(self, tell: Callable[[tuple[Any, ...]], object]) -> None:
+        """Call ``tell`` with what is learned, as tuples of plain values: for ``hear`` in other processes."""
+        self._tell_others = tell
+        if self._measured is not None:
+            self._measured.share(lambda record: tell(("measured", *record)))
+
+    def hear(self, record: tuple[Any, ...]) -> None:
+        """Take in what another process has told. Raises nothing, whatever it is. Takes no lock."""
+        kind, *values = record or ("",)
+        if kind == "measured" and self._measured is not None:
+            self._measured.hear(values)
+        elif kind == "oom":
+            self._told.append(None)
+        elif isinstance(kind, str) and kind in _KINDS:
+            with contextlib.suppress(msgspec.ValidationError):
+                self._told.append(msgspec.convert(values, _KINDS[kind]))
+
+    def _note(self, told: Taken | Counted | None) -> None:
+        self._told.append(told)
+        if self._tell_others is not None:
+            self._tell_others(("oom",) if told is None else (type(told).__name__, *told))
+
     def _tell(self, route: RequestInfo | str, charged: Estimate | int, peak: int) -> None:
         name = route if isinstance(route, str) else self.route_of(route)
-        self._told.extend(taken(name, _as_estimate(charged), peak))
+        for told in taken(name, as_estimate(charged), peak):
+            self._note(told)
 
     def _formula(self, workload: Workload) -> Estimate:
         return self.inner.estimate(workload)  # type: ignore[attr-defined, no-any-return]
@@ -278,7 +310,7 @@ class Learned:
     # what is charged
 
     async def _later(self, result: Awaitable[int | Estimate], route: str) -> Estimate:
-        return self._charge(route, _as_estimate(await result))
+        return self._charge(route, as_estimate(await result))
 
     def _expected(self, route: str, asked: Workload, size: int) -> Workload:
         with self._lock:
@@ -299,7 +331,7 @@ class Learned:
         note = (
             f"charged the whole capacity, to be measured alone: {format_bytes(corrected.bytes)} did not fit"
         )
-        return _moved(first, capacity, ALONE, note)
+        return moved(first, capacity, ALONE, note)
 
     def _take_in(self) -> None:
         """What endings have said since the last time. They may say more meanwhile."""
@@ -335,7 +367,7 @@ class Learned:
         size = self._shares.size(
             route, first.bytes, caution=self._caution, margin=self.margin, most=self.clip[1]
         )
-        return _moved(first, clamp(size), CORRECTION, "")
+        return moved(first, clamp(size), CORRECTION, "")
 
 
 def _check_reading(inner: Estimator, usage: bool, tokens: str | None) -> None:
@@ -350,27 +382,17 @@ def _check_reading(inner: Estimator, usage: bool, tokens: str | None) -> None:
         )
 
 
-def _as_estimate(result: int | Estimate) -> Estimate:
-    return result if isinstance(result, Estimate) else Estimate(result, parts={"estimated": result})
-
-
-def _moved(first: Estimate, size: int, name: str, note: str) -> Estimate:
-    """``first`` with the difference to ``size`` as one more part, so that the parts still add up."""
-    parts = {**first.parts, name: size - first.bytes}
-    notes = (*first.notes, note) if note else first.notes
-    return Estimate(size, None, first.basis, parts, notes)
-
-
-def _path(info: RequestInfo) -> str:
-    return info.path
-
-
 def _model(info: RequestInfo) -> str | None:
     """The model that the body names, where one can be read."""
     try:
         return info.workload.model
     except UnreadableBody:
         return None
+
+
+def _hidden(flow: str) -> str:
+    """What tells flows apart, in files and to other processes, and does not say whose they are."""
+    return hashlib.blake2b(flow.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _between(value: float, low: float, high: float, name: str) -> None:

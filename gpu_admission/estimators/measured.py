@@ -6,14 +6,16 @@ The fit of one route is ``envelope``'s; what answers say is learned on top of it
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
+import msgspec
 
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.estimators.envelope import Envelope
@@ -95,6 +97,7 @@ class Measured:
         self._lock = threading.Lock()
         # See ``Learned``: an ending may come while the lock is held, by the same thread.
         self._told: deque[_Told] = deque(maxlen=_MOST_TOLD)
+        self._tell: Callable[[tuple[Any, ...]], object] | None = None
         self._waiting: deque[Callable[[], object]] = deque()
 
     def bind(self, capacity: Callable[[], int]) -> None:
@@ -173,12 +176,25 @@ class Measured:
         features, before = _of(workload, asked, size, route), _of(asked, asked, size, route)
         alone = ALONE in request.estimate.parts
         self._told.append(_Told(route, outcome, features, before, peak, alone, is_exact))
+        if outcome == "ok" and self._tell is not None:
+            self._tell((route, outcome, features, before, peak, False, is_exact))
         while self._waiting:
             self._waiting.popleft()()
 
     def ran_out(self) -> None:
         """Some request ran out of memory: no route has any evidence. Takes no lock."""
         self._told.append(_Told("", "oom", None, None, None, False, False))
+
+    def share(self, tell: Callable[[tuple[Any, ...]], object]) -> None:
+        """Call ``tell`` with each request that ended well, as plain values: for ``hear`` elsewhere."""
+        self._tell = tell
+
+    def hear(self, values: Sequence[Any]) -> None:
+        """Take in what another process has told. Raises nothing, whatever it is."""
+        with contextlib.suppress(msgspec.ValidationError):
+            told = msgspec.convert(values, _Told)
+            if told.outcome == "ok" and len(told.features or ()) == len(told.asked or ()) == len(_FEATURES):
+                self._told.append(told)
 
     def progress(self) -> list[Progress]:
         """How far each route is learned, the one that was quiet longest first."""

@@ -47,3 +47,15 @@ def taken(route: str, charged: Estimate, peak: int) -> Iterator[Taken]:
     first = charged.bytes - parts.get(CORRECTION, 0) - parts.get(ALONE, 0)
     if peak >= 1 and first >= 1:
         yield Taken(route, first, peak, charged.bytes if ALONE in parts else 0)
+
+
+def as_estimate(result: int | Estimate) -> Estimate:
+    """What an estimator returned, as an estimate."""
+    return result if isinstance(result, Estimate) else Estimate(result, parts={"estimated": result})
+
+
+def moved(first: Estimate, size: int, name: str, note: str) -> Estimate:
+    """``first`` with the difference to ``size`` as one more part, so that the parts still add up."""
+    parts = {**first.parts, name: size - first.bytes}
+    notes = (*first.notes, note) if note else first.notes
+    return Estimate(size, None, first.basis, parts, notes)
