@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -22,6 +23,7 @@ from gpu_admission.planning.terminal import Table, Terminal
 from gpu_admission.sizes import format_bytes
 
 if TYPE_CHECKING:
+    from gpu_admission.estimators import Traced
     from gpu_admission.planning.calibrate import Costs, Measured, Target
 
 _DESCRIPTION = """
@@ -64,14 +66,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--pid", type=count, metavar="PID", help="of the server, for --meter host")
     add("--repeat", type=count, default=3, metavar="N", help="of each point; the most counts (default 3)")
     add("--together", type=count, metavar="N", help="also N at once: what one more adds, and what is shared")
+    add(
+        "--traced",
+        metavar="FILE",
+        help="that gpu-admission trace has written: shown beside what was measured",
+    )
     add("--timeout", type=positive, default=300.0, metavar="S", help="of each request (default %(default)g)")
     return parser
 
 
 def _run(options: argparse.Namespace, out: Terminal, err: Terminal) -> None:
+    from gpu_admission.estimators import Traced
     from gpu_admission.estimators.features import written
     from gpu_admission.planning.calibrate import grid
 
+    traced = None if options.traced is None else Traced.load(options.traced)
     axes = dict(options.grid or map(_axis, _GRID))
     target = _target(options)
     cells = grid(axes)
@@ -81,6 +90,8 @@ def _run(options: argparse.Namespace, out: Terminal, err: Terminal) -> None:
     about = f"gpu-admission calibrate {options.target}: {len(cells)} points, {options.repeat} times each"
     costs.linear.save(options.out, about=about)
     _show(costs, measured, out)
+    if traced is not None:
+        _compare(traced, measured, out)
     out.line(f"written: {options.out}")
     out.line(f'estimator=Linear.load("{options.out}")', style="bold")
 
@@ -139,6 +150,28 @@ def _show(costs: Costs, measured: Sequence[Measured], out: Terminal) -> None:
         out.line(
             f"shared by all that run at once, to be left out of the capacity: {format_bytes(costs.shared)}"
         )
+
+
+def _compare(traced: Traced, measured: Sequence[Measured], out: Terminal) -> None:
+    """What the trace says of each point that was run alone, its margin included, beside what was measured."""
+    from gpu_admission.estimators.features import workload_of
+
+    rows, shares = [], []
+    for each in measured:
+        if each.count == 1 and each.peak:
+            size = traced.estimate(workload_of(each.features)).bytes
+            shares.append(size / each.peak)
+            values = [f"{value:g}" for value in each.features.values()]
+            rows.append((*values, format_bytes(each.peak), format_bytes(size), f"{shares[-1] - 1:+.1%}"))
+    if not rows:
+        return
+    out.heading("Beside the trace")
+    out.table(Table((*measured[0].features, "measured", "traced", "over"), rows))
+    under = sum(share < 1 for share in shares)
+    out.line(
+        f"traced over measured: {min(shares):.3f} to {max(shares):.3f}, median {median(shares):.3f}; "
+        + (f"below {under} of {len(shares)} points" if under else "never below a point")
+    )
 
 
 def _slope(costs: Costs, name: str) -> str:

@@ -20,7 +20,7 @@ from gpu_admission.demo.protect import DIALECT
 from gpu_admission.demo.server import Settings, serve
 from gpu_admission.demo.shape import Shape
 from gpu_admission.demo.trace import PATH
-from gpu_admission.estimators import Linear
+from gpu_admission.estimators import Linear, Traced
 from gpu_admission.estimators.polled import Polled, resident
 from gpu_admission.planning.calibrate import Cell, Costs, Measured, grid, measure, of_alone, of_batch
 from gpu_admission.planning.meters import meter_for
@@ -231,9 +231,51 @@ def test_a_function_is_calibrated_to_a_file_that_linear_loads(
     assert found.estimate(Workload(prompt_tokens=32, new_tokens=64)).bytes >= 96 * 2**20 * 0.9
 
 
+TRACE = Path(__file__).parents[1] / "estimators" / "data" / "traces" / "gemma2.json"
+
+
+class AsTraced:
+    """A target that takes four fifths of what the trace says."""
+
+    def __init__(self) -> None:
+        self.traced = Traced.load(TRACE, margin=0)
+        self.most = 0
+
+    def __call__(self, prompt_tokens: int, new_tokens: int) -> None:
+        workload = Workload(prompt_tokens=prompt_tokens, new_tokens=new_tokens)
+        self.most = max(self.most, self.traced.estimate(workload).bytes * 4 // 5)
+
+    def start(self) -> int:
+        self.most = 0
+        return 0
+
+    def peak(self) -> int:
+        return self.most
+
+
+as_traced = AsTraced()
+
+
+def same_meter() -> AsTraced:
+    return as_traced
+
+
+def test_what_was_measured_is_compared_with_a_trace_of_the_model(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    axes = ["--grid", "prompt_tokens=64,512", "--grid", "new_tokens=8,64"]
+    meter = ["--meter", f"{__name__}:same_meter", "--out", str(tmp_path / "costs.json")]
+    status = cli.main(["calibrate", f"{__name__}:as_traced", *axes, *meter, "--traced", str(TRACE)])
+    said = capsys.readouterr()
+    assert status == 0, said.err
+    assert "traced over measured: 1.31" in said.out  # 5/4, and the trace's own margin
+    assert "never below a point" in said.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
+        ([f"{__name__}:work", "--traced", __file__], "is no trace"),
         (["nothing"], "write module:name"),
         (["no_such_module:f"], "can't be had: No module named 'no_such_module'"),
         (["http://127.0.0.1:9/v1/completions", "--body", "{"], "--body is not JSON"),
