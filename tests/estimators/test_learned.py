@@ -106,13 +106,25 @@ DRIFTS: dict[str, Callable[[float], float]] = {
 }
 
 
-@pytest.mark.parametrize("drift", DRIFTS.values(), ids=list(DRIFTS))
+LOWEST = {
+    "doubling": (0.8, 0.8),
+    "falling to a third": (0.5, 0.45),
+    "swinging": (0.8, 0.4),
+    "a jump up": (0.8, 0.8),
+    "a jump down": (0.8, 0.45),
+}
+"""Of its charge, what the 99th of 100 requests took at least: of all, and of the last 500. What falls is
+followed only when 200 requests of a size have shown it, and there are 13 sizes."""
+
+
+@pytest.mark.parametrize("drift", DRIFTS)
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
-def test_a_truth_that_drifts_is_followed_up_and_down(factor: float, drift: Callable[[float], float]) -> None:
+def test_a_truth_that_drifts_is_followed_up_and_down(factor: float, drift: str) -> None:
     learned = Learned(Wrong(factor), capacity="24GiB")
-    shares, longest = replay(learned, requests=3000, noise=0.05, drift=drift, largest=8)
-    assert percentile(shares) <= 1.0
-    assert percentile(shares[-500:]) <= 1.02
+    shares, longest = replay(learned, requests=3000, noise=0.05, drift=DRIFTS[drift], largest=8)
+    of_all, of_last = LOWEST[drift]
+    assert of_all <= percentile(shares) <= 1.0
+    assert of_last <= percentile(shares[-500:]) <= 1.02
     assert longest <= 64
 
 
