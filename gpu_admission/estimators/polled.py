@@ -5,28 +5,41 @@ What a meter is, and torch's, is in ``meter``.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 
 class Polled:
-    """The most that ``read`` showed between ``start`` and ``peak``, looked at every few milliseconds."""
+    """The most that ``read`` showed between ``start`` and ``peak``, looked at every few milliseconds.
+
+    Its one thread sleeps in between. It is there before the first look, for its stack is memory too.
+    """
 
     def __init__(self, read: Callable[[], int], *, every: float = 0.002) -> None:
         self._read = read
         self._every = every
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self._peak = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """For this process: no thread lives on in a forked one, and a lock may be held there for ever."""
+        self._process = os.getpid()
+        self._begins, self._ends, self._looks = threading.Event(), threading.Event(), threading.Lock()
+        self._thread: threading.Thread | None = None
 
     def start(self) -> int:
         """Begin to look; what is in use now. Raises ``RuntimeError`` where nothing is shown."""
+        if self._process != os.getpid():
+            self._begin_anew()
         self._end()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="meter", daemon=True)
+            self._thread.start()
         now = self._peak = self._read()
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._look, name="meter", daemon=True)
-        self._thread.start()
+        self._ends.clear()
+        self._begins.set()
         return now
 
     def peak(self) -> int:
@@ -35,15 +48,18 @@ class Polled:
         self._peak = max(self._peak, self._read())
         return self._peak
 
-    def _look(self) -> None:
-        while not self._stop.wait(self._every):
-            self._peak = max(self._peak, self._read())
+    def _run(self) -> None:
+        while self._begins.wait():
+            with self._looks:
+                while not self._ends.wait(self._every):
+                    self._peak = max(self._peak, self._read())
 
     def _end(self) -> None:
-        if self._thread is not None:
-            self._stop.set()
-            self._thread.join()
-            self._thread = None
+        """Look no more; a look that is under way is waited for."""
+        self._begins.clear()
+        self._ends.set()
+        with self._looks:
+            pass
 
 
 def resident(pid: int) -> int:
