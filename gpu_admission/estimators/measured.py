@@ -279,8 +279,8 @@ class _Route:
 
     @property
     def needs_run(self) -> bool:
-        """Whether more requests have to be measured: three at once, and a few more while it is learned."""
-        return self.good < ENOUGH and self.runs < 3 + (self.good >= 8) + (self.good >= 16) + (self.good >= 32)
+        """Whether more have to be measured: three at first, and one after 8, 16 and 32 that went well."""
+        return self.runs < 3 + (self.good >= 8) + (self.good >= 16) + (self.good >= 32)
 
     def size(self, features: _Row, reach: float) -> float:
         """What is charged; a generous guess for what asks ``reach`` times the most that was seen."""
@@ -288,7 +288,8 @@ class _Route:
         size = self.fit.bytes_for(features) * (1 + max(0.05, 0.5 / math.sqrt(evidence)))
         if reach <= 1:
             return size
-        return _GENEROUS * max(size, self.fit.bytes_for(self.fit.top) * reach)
+        beyond = max(size, self.fit.bytes_for(self.fit.top) * reach)
+        return beyond if reach <= _BEYOND else _GENEROUS * beyond
 
     def learn(self, told: _Told) -> None:
         self.good += 1
