@@ -21,8 +21,8 @@ from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.admission.ending import Endings
 from gpu_admission.admission.entrance import Asked, Entrance
 from gpu_admission.admission.events import Events
-from gpu_admission.admission.feedback import bind
 from gpu_admission.admission.kept import Kept
+from gpu_admission.admission.learning import Learning, startable
 from gpu_admission.admission.lease import Lease
 from gpu_admission.admission.profiler import Profiler
 from gpu_admission.admission.refusals import Refusals
@@ -37,6 +37,7 @@ from gpu_admission.guards.monitor import Monitor, given_devices
 from gpu_admission.runtime.fork import in_child
 from gpu_admission.runtime.loop import Home
 from gpu_admission.settings import Options, Settings, checks, from_environment, variable
+from gpu_admission.shared.gossip import Use
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Observer, Snapshot, Waiting
 
@@ -66,14 +67,14 @@ class Admission:
         self._capacity = settings.capacity
         self.kept: Kept | None = None
         """What is learned, in the file that ``state`` names."""
+        self._learning = Learning(self.metering.named_estimators())
         self._make()
         in_child(self._make_anew)
         if settings.shared is None and settings.devices and self.mode == "enforce":
             twins().add(self, settings.name, settings.devices)
         if settings.strict:
             self.startup.check_sizes()
-        for each in self.metering.estimators():
-            bind(each, self._alone, lambda: self.monitor.devices)
+        self._learning.begin(lambda: startable(settings, self.locked), lambda: self.monitor.devices)
         for observer in (*settings.observers, *self._own_observers()):
             self.observe(observer)
 
@@ -95,7 +96,7 @@ class Admission:
         devices = given_devices(settings)
         home = Home()
         self.locked = budget_of(
-            settings, self._capacity, max(1, len(devices)), partial(wake, home), lambda: self.monitor.use()
+            settings, self._capacity, max(1, len(devices)), partial(wake, home), self._use()
         )
         self.buffer = BufferedBytes(settings.max_buffered_bytes)
         self.share = StepShare()
@@ -109,6 +110,14 @@ class Admission:
         self.entrance = Entrance(
             settings, self.locked, home, self.monitor, self.endings, self.events, refusals, self.startup
         )
+
+    def _use(self) -> Use:
+        """What is said of this process to those that share its budget."""
+
+        def use() -> tuple[Sequence[int], Sequence[int]]:
+            return self.monitor.use()  # which is made after the budget
+
+        return use if self.settings.shared is None else self._learning.shared(use)
 
     def _make_anew(self) -> None:
         """In a forked process: nothing is held or waits here, and each measures for itself."""
@@ -259,14 +268,6 @@ class Admission:
         """What the policy did so far, and whether it could ever have fired; ``str`` of it is for people."""
         learning = self.metering.progress()
         return report(self.snapshot(), self.settings, self.locked.ledger.asked, learning)
-
-    def _alone(self) -> int:
-        """Bytes of the largest request that could start now in any lane, were nothing else running."""
-        ledger = self.locked.ledger
-        lanes = range(1 if self.settings.lane is None else len(self.lane_names))
-        largest = min(ledger.largest(lane) for lane in lanes)
-        allowed = max(account.limit for account in ledger.accounts)
-        return min(largest, allowed) if allowed else largest
 
     def queue(self, most: int = 100) -> tuple[Waiting, ...]:
         """The first ``most`` of those who wait, by priority of their lane, then by arrival."""

@@ -16,13 +16,13 @@ import msgspec
 
 from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared import dump
+from gpu_admission.shared.gossip import Gossip
 from gpu_admission.shared.operations import (
     MOST_OPERATIONS,
     RULES,
     Adopt,
     Allow,
     Ask,
-    Beat,
     Gone,
     Held,
     Join,
@@ -65,7 +65,8 @@ class Membership:
         self.turn = Turn(self._do_all_work)
         self.own = OwnTickets()
         self.outbox = Outbox(name, clock)
-        self.replica = Replica(self._own_ticket)
+        self._gossip = use if isinstance(use, Gossip) else Gossip(use)
+        self.replica = Replica(self._own_ticket, self._gossip.take_in)
         self.away: str | None = None
         self.leases_lost = 0
         self.is_in = False
@@ -78,7 +79,6 @@ class Membership:
         self.late: deque[Callable[[], None]] = deque()
         """What came in the middle of a call, as from a collection of garbage: done at its end."""
         self._woken = woken
-        self._use = use
         self._clock = clock
         self._is_reading = True
         self._epoch = 0
@@ -171,7 +171,7 @@ class Membership:
         with self.turn:
             self._is_reading = True
             self.changed.clear()
-            self.replica = Replica(self._own_ticket)
+            self.replica = Replica(self._own_ticket, self._gossip.take_in)
             if snapshot is not None:
                 dump.load(self.replica, snapshot)
 
@@ -231,13 +231,13 @@ class Membership:
             return dump.dump(self.replica)
 
     def _beat_if_due(self, now: float) -> None:
-        said = self._beat()
         member = self.replica.members.living.get(self.outbox.member)
         if member is None or self.away is not None:
             return
+        said = self._gossip.beat()
         due = self.replica.expires and now - self._beaten >= self.ttl / _BEATS_IN_TTL
         late = self.replica.next_change <= self.now()
-        if due or late or (member.resident, member.taken) != (said.resident, said.taken):
+        if due or late or (member.resident, member.taken) != (said.resident, said.taken) or said.told:
             self._beaten = now
             self.append(said)
 
@@ -345,11 +345,7 @@ class Membership:
 
     def beat(self, number: int) -> None:
         """Say that it lives, and call who waits for ``number`` when that has come back."""
-        self.append(self._beat(), asks=(number,))
-
-    def _beat(self) -> Beat:
-        resident, taken = self._use()
-        return Beat(tuple(resident), tuple(taken))
+        self.append(self._gossip.beat(), asks=(number,))
 
 
 def ask_for(ticket: Ticket) -> Ask:

@@ -18,6 +18,7 @@ RULES = 1
 
 MOST_BYTES = 1 << 20
 MOST_OPERATIONS = 512
+MOST_TOLD = 1 << 15
 
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Name = Annotated[str, msgspec.Meta(max_length=128)]
@@ -48,10 +49,14 @@ class Change(msgspec.Struct, array_like=True, frozen=True, tag=3):
 
 
 class Beat(msgspec.Struct, array_like=True, frozen=True, tag=4):
-    """The process lives. On each device it holds ``resident`` bytes, and its leases take ``taken``."""
+    """The process lives. On each device it holds ``resident`` bytes, and its leases take ``taken``.
+
+    ``told`` is what its estimators have learned since the last: see ``gossip``.
+    """
 
     resident: tuple[_Natural, ...] = ()
     taken: tuple[_Natural, ...] = ()
+    told: Annotated[bytes, msgspec.Meta(max_length=MOST_TOLD)] = b""
 
 
 class Held(msgspec.Struct, array_like=True, frozen=True):

@@ -51,10 +51,17 @@ _OPERATOR = Member("", 0, "", 0.0)
 
 
 class Replica:
-    """Applies entries; ``own(member, number)`` gives this process's ticket objects for its own asks."""
+    """Applies entries; ``own(member, number)`` gives this process's ticket objects for its own asks.
 
-    def __init__(self, own: Callable[[str, int], Ticket | None] = lambda member, number: None) -> None:
-        self.own = own
+    ``hear(told)`` is called with what the estimators of members have learned.
+    """
+
+    def __init__(
+        self,
+        own: Callable[[str, int], Ticket | None] = lambda member, number: None,
+        hear: Callable[[bytes], object] = len,
+    ) -> None:
+        self.own, self._hear = own, hear
         self.message: Message | None = None
         """What the last entry said, if it could be read."""
         self._begin()
@@ -334,6 +341,8 @@ class Replica:
 
     def _beat(self, member: Member, said: Beat, at: float) -> Sequence[Ticket]:
         member.resident, member.taken = said.resident, said.taken
+        if said.told:
+            self._hear(said.told)
         return _NOTHING
 
     def _allow(self, member: Member, said: Allow, at: float) -> Sequence[Ticket]:
