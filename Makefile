@@ -1,12 +1,16 @@
 # make demo: the demonstration on a small torch model.  make test: every check that CI makes.
+# make docs: the API reference.
 # make slow: what takes minutes each (chaos, storms, every state of the model, real models).
 # PYTHON chooses the interpreter (3.11 or newer), TORCH what pip installs for torch.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
+DOCUMENTED = gpu_admission $(addprefix gpu_admission.,types request errors settings workloads rules estimators \
+  devices guards observe serving testing)
+DOCS ?= $(or $(TMPDIR),/tmp)/gpu-admission-docs
 
-.PHONY: demo test lint types unit slow bench
+.PHONY: demo test lint types unit slow bench docs
 demo: $(VENV)/demo
 	$(BIN)/gpu-admission demo
 
@@ -31,7 +35,12 @@ slow: $(VENV)/test
 bench: $(VENV)/bench
 	$(BIN)/python -m tests.bench
 
-$(VENV)/demo $(VENV)/test $(VENV)/bench: pyproject.toml
+# The API reference as pages, in a folder outside the repository.
+docs: $(VENV)/docs
+	$(BIN)/pdoc --output-directory "$(DOCS)" --docformat markdown $(DOCUMENTED)
+	@echo "open $(DOCS)/index.html"
+
+$(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/docs: pyproject.toml
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet "$(TORCH)" --editable ".[$(notdir $@)]"

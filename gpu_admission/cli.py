@@ -8,6 +8,7 @@ subcommand does belongs here.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,10 +19,15 @@ COMMANDS: Final = {
         "gpu_admission.planning.plan_command",
         "what a model leaves of a card, and which wait to expect",
     ),
+    "check": ("gpu_admission.planning.check_command", "what would be measured and metered here"),
+    "explain": ("gpu_admission.planning.explain_command", "what one request would be charged, term by term"),
     "calibrate": ("gpu_admission.planning.calibrate_command", "measure what requests take, and fit it"),
     "replay": ("gpu_admission.planning.replay_command", "compare ways to let recorded requests in"),
     "demo": ("gpu_admission.demo.command", "replay real traffic with and without a budget of bytes"),
-    "budget": ("gpu_admission.shared.command", "who holds what of a shared budget, and how to step in"),
+    "budget": (
+        "gpu_admission.planning.budget_command",
+        "who holds what of a shared budget, and how to step in",
+    ),
     "hold": ("gpu_admission.serving.hold_command", "run a command while it holds bytes of a shared budget"),
     "trace": (
         "gpu_admission.estimators.traced.command",
@@ -35,7 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; its exit status. Wrong usage raises ``SystemExit(2)``, as argparse does."""
     options = _parser().parse_args(arguments)
     module, _ = COMMANDS[options.command]
-    status: int = import_module(module).main(options.arguments)
+    try:
+        status: int = import_module(module).main(options.arguments)
+    except BrokenPipeError:  # what reads the output has seen enough, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the end of the process complains
+        return 0
     return status
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -53,6 +54,27 @@ def test_help_loads_no_heavy_library() -> None:
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout.splitlines()[-1] == "[]"
+
+
+_MANY_LINES = """
+import sys
+from types import SimpleNamespace
+from gpu_admission import cli
+
+def many(arguments):
+    for number in range(100_000):
+        print(number)
+
+sys.modules["some_command"] = SimpleNamespace(main=many)
+cli.COMMANDS = {"count": ("some_command", "counts")}
+sys.exit(cli.main(["count"]))
+"""
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(_MANY_LINES)} | head -n 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:

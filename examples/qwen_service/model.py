@@ -84,7 +84,7 @@ def load(path: str | None) -> Model:
         tokenizer = _bytes_as_tokens()
         return Model(_random(tokenizer).to(device).eval(), tokenizer, "qwen2-random")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    network = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    network: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
     tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     return Model(network.to(device).eval(), tokenizer, path.rstrip("/").rpartition("/")[2])
 

@@ -71,7 +71,7 @@ class Startup:
             capacity = ledger.capacity
         control = self._metering.control_paths()
         logger.info("%s", start_line(self._settings, capacity, self._monitor.names, control, self.taken))
-        for sentence in self._misfits():
+        for sentence in self.misfits():
             logger.warning("%s", sentence)
         self._events.started(capacity)
 
@@ -82,10 +82,11 @@ class Startup:
 
     def check_sizes(self) -> None:
         """Raises ``ValueError`` for a setting by which a request could never fit."""
-        for sentence in self._misfits():
+        for sentence in self.misfits():
             raise ValueError(f"{sentence} (strict=True)")
 
-    def _misfits(self) -> Sequence[str]:
+    def misfits(self) -> Sequence[str]:
+        """A sentence for each setting by which a request could never fit, as far as capacities are known."""
         settings = self._settings
         lanes = range(1 if settings.lane is None else len(settings.lanes))
         with self._locked as ledger:

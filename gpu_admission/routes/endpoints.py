@@ -94,6 +94,7 @@ def _stream(door: Door, function: Any) -> Callable[..., Any]:
 def _with_signature(endpoint: Any, function: Any, door: Door) -> Any:
     """``endpoint`` looking like ``function``, and for FastAPI asking for the lease besides."""
     functools.update_wrapper(endpoint, function)
+    endpoint.gpu_admission_door = door
     endpoint.__name__ = door.name
     signature = _signature(function)
     try:

@@ -22,7 +22,7 @@ from gpu_admission.types import Device, Guard, Observer
 Size: TypeAlias = int | str
 """Bytes, or a string such as ``"6GiB"``."""
 EstimatorSetting: TypeAlias = Size | Estimator | Mapping[str, Size | Estimator]
-OnReject: TypeAlias = "Literal['problem', 'openai'] | Callable[[RequestInfo, Rejected], Response]"
+OnReject: TypeAlias = Literal["problem", "openai"] | Callable[[RequestInfo, Rejected], Response]
 
 
 class Options(TypedDict, total=False):

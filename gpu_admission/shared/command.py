@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from gpu_admission.shared import dump
 from gpu_admission.shared.opening import open_log
@@ -62,9 +63,13 @@ class Onlooker:
         self.log.wake({process_of(name) for name in self.replica.members.living})
 
 
-def main(arguments: Sequence[str]) -> int:
+Show: TypeAlias = Callable[[str, Sequence[MemberSnapshot]], object]
+"""Draws a line on the whole budget, and its processes."""
+
+
+def main(arguments: Sequence[str], *, show: Show) -> int:
     """0 when done; 1 when the budget can't be reached, or has no such member."""
-    return run(_parser().parse_args(arguments))
+    return run(_parser().parse_args(arguments), show)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, show: Show) -> int:
     """0 when done; 1 when the budget can't be reached, or has no such member."""
     try:
         log = open_log(arguments.shared)
@@ -91,17 +96,15 @@ def run(arguments: argparse.Namespace) -> int:
     except (ValueError, ImportError) as error:
         return _fail(str(error))
     try:
-        return _fail(onlooker.away) if onlooker.away else _ACTIONS[arguments.action](onlooker, arguments)
+        if onlooker.away:
+            return _fail(onlooker.away)
+        if arguments.action == "show":
+            members = onlooker.members()
+            show(summary(onlooker.replica), members)
+            return 0
+        return _ACTIONS[arguments.action](onlooker, arguments)
     finally:
         log.stop()
-
-
-def _show(onlooker: Onlooker, arguments: argparse.Namespace) -> int:
-    members = onlooker.members()
-    print(summary(onlooker.replica))
-    for member in members:
-        print(_line(member))
-    return 0
 
 
 def summary(replica: Replica) -> str:
@@ -113,15 +116,6 @@ def summary(replica: Replica) -> str:
     return (
         f"{format_bytes(ledger.in_use)} of {format_bytes(ledger.capacity)} in use by {ledger.running}, "
         f"{ledger.waiting} waiting ({format_bytes(ledger.waiting_bytes)}){state}"
-    )
-
-
-def _line(member: MemberSnapshot) -> str:
-    dead = ", declared dead" if member.is_dead else ""
-    return (
-        f"{member.name}  pid {member.pid} on {member.host}  "
-        f"{format_bytes(member.bytes)} in {member.running}, {member.waiting} waiting, "
-        f"for {member.age:.0f} s, silent for {member.silent:.0f} s{dead}"
     )
 
 
@@ -159,4 +153,4 @@ def _fail(sentence: str | None) -> int:
     return 1
 
 
-_ACTIONS = {"show": _show, "drain": _drain, "evict": _evict}
+_ACTIONS = {"drain": _drain, "evict": _evict}

@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from gpu_admission.bodies.numbers import positive_option
 
 Rule: TypeAlias = Callable[[int, int], int]
-ImageTokensOption: TypeAlias = "str | int | Rule"
+ImageTokensOption: TypeAlias = str | int | Rule
 """A family's name, tokens of every image, or a function of width and height."""
 
 _NEXT_CANVASES = ((672, 336), (336, 672), (672, 672), (336, 1008), (1008, 336))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +15,13 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
 
 from gpu_admission import Admission, DeviceReading, GPUAdmission, Lane, RequestInfo, current_lease
 from gpu_admission.observe import status_app
+from gpu_admission.serving import Batcher
 from gpu_admission.types import DeviceSnapshot, Receive, Scope, Send, Snapshot
 from tests.observe.browser import Browser, chromium
 from tests.observe.programs import program
@@ -41,8 +47,9 @@ async def hold(scope: Scope, receive: Receive, send: Send) -> None:
 class Service:
     """An app with a status page, and clients that hold leases of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Path | None = None) -> None:
         self.admission = Admission(
+            shared=shared,
             name="<b>budget</b>",
             capacity="20GiB",
             estimator=lambda info: int(info.query["size"]) * GIB,
@@ -54,10 +61,21 @@ class Service:
         )
         page = status_app(self.admission, allow=lambda connection: True)
         guarded = status_app(self.admission, token=TOKEN)
-        app = Starlette(routes=[Mount("/gpu", page), Mount("/guarded", guarded), Mount("/", hold)])
+        self.batch_may_end = threading.Event()
+        self._batcher: Batcher[int, int] = Batcher(self._run, cost="1GiB", admission=self.admission)
+        batched = Route("/batched", self._batch, methods=["POST"])
+        app = Starlette(routes=[Mount("/gpu", page), Mount("/guarded", guarded), batched, Mount("/", hold)])
         app.add_middleware(GPUAdmission, admission=self.admission)
         self.app = app
         self._clients: list[http.client.HTTPConnection] = []
+
+    async def _batch(self, request: Request) -> Response:
+        return JSONResponse(await self._batcher(1))
+
+    def _run(self, items: list[int]) -> list[int]:
+        """A batch that lasts until the test lets it end."""
+        assert self.batch_may_end.wait(60)
+        return items
 
     def lower(self, ceiling: int) -> None:
         """As if a guard had set a ceiling on a measured device."""
@@ -251,11 +269,8 @@ def test_without_a_stream_the_page_asks_for_json_now_and_then(service: Service, 
         assert_quiet(browser, address)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_nothing_serious_and_nothing_sticks_out(
-    service: Service, page: Browser, scheme: str, tmp_path: Path
-) -> None:
-    fill(service, page)
+def open_to_all(page: Browser, scheme: str, tmp_path: Path) -> None:
+    """Axe finds nothing serious, and nothing sticks out, on a desk and on a phone."""
     axe = (Path(__file__).parent / "data" / "axe.min.js").read_text(encoding="utf-8")
     page.evaluate(axe + "; 0")
     for width, height, phone in ((1280, 900, False), (390, 844, True)):
@@ -267,3 +282,34 @@ def test_axe_finds_nothing_serious_and_nothing_sticks_out(
         shot = tmp_path / f"{scheme}-{'phone' if phone else 'desk'}.png"
         page.screenshot(shot)
         assert shot.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_and_nothing_sticks_out(
+    service: Service, page: Browser, scheme: str, tmp_path: Path
+) -> None:
+    fill(service, page)
+    open_to_all(page, scheme, tmp_path)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nor_with_the_processes_of_a_shared_budget_and_batches(scheme: str, tmp_path: Path) -> None:
+    service, path = Service(tmp_path / "gpu0"), program("chromium", "chromium-browser", "google-chrome")
+    hold_some = [sys.executable, "-m", "gpu_admission", "hold", "2GiB", str(tmp_path / "gpu0"), "--", "cat"]
+    with chromium(path, tmp_path / "profile") as browser, service.running() as address:
+        browser.open(address)
+        browser.wait_for("document.getElementById('link').textContent === 'live'")
+        service.post("/batched", 0, "batch")
+        browser.wait_for("document.getElementById('leases').rows.length === 1")
+        other = subprocess.Popen(hold_some, stdin=subprocess.PIPE)
+        try:
+            browser.wait_for("document.getElementById('members').rows.length === 2")
+            service.post("/generate", 15, "interactive")
+            service.post("/embed", 9, "interactive")
+            browser.wait_for("document.getElementById('queue').rows.length === 1")
+            assert {row[2] for row in rows(browser, "members")} == {"16.00 GiB", "2.00 GiB"}
+            open_to_all(browser, scheme, tmp_path)
+        finally:
+            service.batch_may_end.set()
+            other.communicate(timeout=20)
+        assert_quiet(browser, address)

@@ -111,7 +111,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return name
 
 
-ConfigSource: TypeAlias = "ModelConfig | ConfigObject | Mapping[str, Any] | str | os.PathLike[str]"
+ConfigSource: TypeAlias = ModelConfig | ConfigObject | Mapping[str, Any] | str | os.PathLike[str]
 """Where a config is: a path (of the file, or the folder with it), a ``dict`` as parsed, or loaded."""
 
 

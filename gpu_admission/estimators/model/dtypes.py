@@ -53,7 +53,7 @@ class TorchType(Protocol):
     def is_floating_point(self) -> bool: ...
 
 
-DType: TypeAlias = "str | TorchType"
+DType: TypeAlias = str | TorchType
 """The name of an element type, such as ``"bf16"``, or torch's own: ``torch.bfloat16``."""
 
 

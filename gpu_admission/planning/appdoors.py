@@ -1,0 +1,176 @@
+"""An app looked into without a request: its admissions, its routes, and which of them each meters.
+
+Owns how Starlette, FastAPI and plain ASGI wrappers are walked. What is found is printed by
+``check_command``; which requests are metered is decided by ``rules``, here as in service.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import msgspec
+
+from gpu_admission.admission import Admission
+from gpu_admission.middleware import GPUAdmission
+from gpu_admission.routes.door import Door
+from gpu_admission.rules.metering import Fixed, Rule
+from gpu_admission.sizes import format_bytes
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_ANY = "POST"
+"""Stands for all methods, where a route takes any."""
+
+
+class Metered(msgspec.Struct, frozen=True):
+    """One way of a request to a lease."""
+
+    method: str
+    path: str
+    admission: Admission
+    by: str
+    """``middleware``, ``admit`` or ``dependency``."""
+    rule: Rule
+
+
+class Passing(msgspec.Struct, frozen=True):
+    """A route that carries work, and that nothing meters."""
+
+    method: str
+    path: str
+
+
+class Looked(msgspec.Struct):
+    """All that was found in one app."""
+
+    middleware: list[tuple[Admission, str]] = msgspec.field(default_factory=list)
+    """Each with the path that it is mounted below."""
+    metered: list[Metered] = msgspec.field(default_factory=list)
+    passing: list[Passing] = msgspec.field(default_factory=list)
+    unknown: list[str] = msgspec.field(default_factory=list)
+    """Paths below which there is an app whose routes can't be told."""
+
+    @property
+    def admissions(self) -> Sequence[Admission]:
+        """Each once, in the order in which they were found."""
+        found = [admission for admission, _ in self.middleware]
+        found += [metered.admission for metered in self.metered]
+        return list(dict.fromkeys(found))
+
+
+def look_into(app: Any) -> Looked:
+    """Walk ``app``. Raises what its middleware raises for wrong settings."""
+    looked = Looked()
+    _walk(app, "", (), looked)
+    return looked
+
+
+_Around = tuple[tuple[Admission, str], ...]
+
+
+def _walk(app: Any, prefix: str, around: _Around, looked: Looked) -> None:
+    """Follow the layers of ``app`` to its routes; ``around``: the middleware passed so far."""
+    seen: set[int] = set()
+    while id(app) not in seen:
+        seen.add(id(app))
+        if isinstance(app, GPUAdmission):
+            looked.middleware.append((app.admission, prefix))
+            around = (*around, (app.admission, prefix))
+        if hasattr(app, "build_middleware_stack"):
+            app = app.middleware_stack or app.build_middleware_stack()
+        elif hasattr(app, "routes"):
+            for route in _routes(app.routes):
+                _look_at(route, prefix, around, looked)
+            return
+        elif hasattr(app, "app"):
+            app = app.app
+        else:
+            break
+    looked.unknown.append(prefix or "/")
+
+
+def _routes(routes: Sequence[Any]) -> Iterator[Any]:
+    """Each route with the path that it is reached by; FastAPI's own way, where routers are included late."""
+    if find_spec("fastapi") is not None:
+        from fastapi import routing
+
+        contexts = getattr(routing, "iter_route_contexts", None)
+        if contexts is not None:
+            yield from contexts(routes)
+            return
+    yield from routes
+
+
+def _look_at(route: Any, prefix: str, around: _Around, looked: Looked) -> None:
+    original = getattr(route, "original_route", route)
+    path = getattr(route, "path", None)
+    endpoint = getattr(route, "endpoint", None)
+    if path is None or endpoint is None:
+        inner = getattr(original, "app", None)
+        if inner is not None:
+            _walk(inner, prefix + (path or "").rstrip("/"), around, looked)
+        return
+    if not hasattr(original, "methods"):
+        return  # a WebSocket
+    for method in sorted(original.methods or {_ANY}):
+        _meter(method, prefix + path, _doors(original, endpoint), around, looked)
+
+
+def _meter(
+    method: str, path: str, doors: Sequence[tuple[Door, str]], around: _Around, looked: Looked
+) -> None:
+    found = [
+        Metered(
+            method, path, door.admission, by, door.admission.metering.default(scope, path, door.estimator)
+        )
+        for scope in [_scope(method, path, "")]
+        for door, by in doors
+    ]
+    for admission, below in around:
+        rule = admission.metering.rule(_scope(method, path, below))
+        if rule is not None:
+            found.insert(0, Metered(method, path, admission, "middleware", rule))
+    looked.metered += found
+    if not found and method not in _SAFE:
+        looked.passing.append(Passing(method, path))
+
+
+def _scope(method: str, path: str, root_path: str) -> dict[str, Any]:
+    """A request to ``path``, with a word for each of its parameters."""
+    sample = re.sub(r"\{[^}]*\}", "x", path)
+    return {"type": "http", "method": method, "path": sample, "root_path": root_path, "headers": []}
+
+
+def _doors(route: Any, endpoint: Any) -> list[tuple[Door, str]]:
+    """What ``admit`` and ``dependency`` have put on a route."""
+    decorated = getattr(endpoint, "gpu_admission_door", None)
+    found = [] if decorated is None else [(decorated, "admit")]
+    for call in _dependencies(getattr(route, "dependant", None)):
+        door = getattr(call, "__self__", None)
+        if isinstance(door, Door) and door is not decorated:
+            found.append((door, "dependency"))
+    return found
+
+
+def _dependencies(dependant: Any) -> Iterator[Any]:
+    for each in getattr(dependant, "dependencies", ()):
+        yield each.call
+        yield from _dependencies(each)
+
+
+def name_of(estimator: Any) -> str:
+    """What an estimator is called: its size, class or function."""
+    if estimator is None:
+        return "none: all of the capacity"
+    if isinstance(estimator, Fixed):
+        return format_bytes(estimator.bytes)
+    return str(getattr(estimator, "__qualname__", None) or type(estimator).__name__)
+
+
+def reader_of(rule: Rule) -> str:
+    """What reads the bodies of a rule; ``-`` where its estimator needs none."""
+    if not rule.needs_body:
+        return "-"
+    return type(getattr(rule.reader, "inner", rule.reader)).__name__

@@ -1,0 +1,192 @@
+"""``gpu-admission check`` as it is typed: what it finds in an app, and what it calls a mistake."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_admission import cli
+
+APP = """
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, FastAPI
+from starlette.applications import Starlette
+from starlette.routing import Mount, Route
+
+from gpu_admission import Admission, GPUAdmission, Lease, RequestInfo
+from gpu_admission.devices import FixedDevice
+from gpu_admission.estimators import Constant, Linear
+from gpu_admission.testing import FakeDevice
+
+
+async def answer(request): ...
+
+
+def own(info: RequestInfo) -> int:
+    return 1
+
+
+admission = Admission(
+    capacity="20GiB", estimator={"/v1/chat/**": Linear({"prompt_tokens": 1000}), "/in/*": own}
+)
+whole = FastAPI()
+whole.add_middleware(GPUAdmission, admission=admission)
+inner = APIRouter(prefix="/in")
+
+
+@inner.post("/embed")
+async def embed(lease: Annotated[Lease, Depends(admission.dependency("300MiB"))]) -> None: ...
+
+
+@whole.post("/v1/chat/completions")
+async def chat() -> None: ...
+
+
+@whole.post("/draw/{size}")
+@admission.admit(estimator=Constant("2GiB"))
+async def draw(size: int) -> None: ...
+
+
+@whole.post("/feedback")
+async def feedback() -> None: ...
+
+
+whole.include_router(inner)
+
+
+def starlette(**settings):
+    routes = [Route("/work", answer, methods=["POST"]), Route("/look", answer)]
+    return GPUAdmission(Starlette(routes=[Mount("/api", routes=routes)]), **settings)
+
+
+def decorated():
+    own = Admission(capacity="2GiB", estimator="1GiB")
+    return Starlette(routes=[Route("/work", own.admit(work), methods=["POST"])])
+
+
+async def work(request): ...
+
+
+def measured():
+    return starlette(devices=[FakeDevice("24GiB", foreign="2GiB", ours="5GiB")], estimator="1GiB")
+
+
+def unmeasured():
+    device = FakeDevice("24GiB")
+    device.error = "the driver is gone"
+    return starlette(devices=[device], estimator="1GiB")
+
+
+def too_large():
+    return starlette(capacity="1GiB", estimator="2GiB")
+
+
+def typo():
+    return starlette(capacity="2GiB", estimator={"/api/work": "1GiB", "/api/wrok": "1GiB"})
+
+
+def unpriced():
+    return starlette(capacity="2GiB", routes=["/api/**"], estimator={"/api/other": "1GiB"})
+
+
+def misspelt():
+    return starlette(capacity="2GiB", estimator="1GiB", timout=3)
+
+
+def off():
+    return starlette(mode="off", estimator="1GiB")
+
+
+async def bare(scope, receive, send): ...
+
+
+plain = GPUAdmission(bare, capacity="2GiB", estimator="1GiB")
+"""
+
+
+@pytest.fixture(autouse=True)
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_service.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def checked(capsys: pytest.CaptureFixture[str], name: str, *, status: int = 0) -> str:
+    assert cli.main(["check", f"some_service:{name}"]) == status
+    said = capsys.readouterr()
+    return said.err if status == 2 else said.out
+
+
+def test_each_route_is_named_with_its_door_estimator_and_reader(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked(capsys, "whole")
+    lines = [line.split() for line in out.splitlines() if line.startswith("POST ")]
+    assert ["POST", "/v1/chat/completions", "middleware", "Linear", "OpenAI"] in lines
+    assert ["POST", "/in/embed", "middleware", "own", "TEI"] in lines
+    assert ["POST", "/in/embed", "dependency", "300.00", "MiB", "-"] in lines
+    assert ["POST", "/draw/{size}", "admit", "Constant", "-"] in lines
+    assert out.partition("Not metered")[2].split("\n")[1] == "POST /feedback"
+    assert "capacity 20.00 GiB was given in bytes" in out
+    assert out.rstrip().endswith("no mistake was found")
+
+
+def test_a_route_of_starlette_is_found_below_a_mount_and_safe_methods_are_not_metered(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = checked(capsys, "measured()")
+    lines = [line.split()[:3] for line in out.splitlines() if line.startswith(("POST ", "GET "))]
+    assert lines == [["POST", "/api/work", "middleware"]]
+
+
+def test_a_decorated_route_of_starlette_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "POST /work" in checked(capsys, "decorated()")
+
+
+def test_the_capacity_is_shown_term_by_term(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked(capsys, "measured()")
+    assert (
+        "(24.00 GiB total - 0 B reserve - 2.00 GiB foreign - 5.00 GiB resident) less a margin of 10%" in out
+    )
+    assert "/interrupt" in out or "control paths, which pass at once" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "mistake"),
+    [
+        ("unmeasured()", "mistake: capacity can't be measured on fake: the driver is gone"),
+        ("too_large()", "mistake: estimator: even the smallest request needs 2.00 GiB"),
+        ("typo()", "mistake: estimator: no route of the app matches '/api/wrok'"),
+        ("unpriced()", "mistake: POST /api/work: no pattern of the estimator mapping matches"),
+    ],
+)
+def test_a_mistake_is_named_and_makes_the_status_1(
+    name: str, mistake: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert mistake in checked(capsys, name, status=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("misspelt()", "no setting 'timout'; did you mean 'timeout'"),
+        ("nothing", "app 'some_service:nothing' can't be had"),
+        ("bare", "some_service:bare has no GPUAdmission"),
+    ],
+)
+def test_what_can_not_be_looked_into_is_status_2(
+    name: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sentence in checked(capsys, name, status=2)
+
+
+def test_of_an_app_whose_routes_can_not_be_told_every_path_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "/**  " in checked(capsys, "plain")
+
+
+def test_a_budget_that_is_off_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked(capsys, "off()")
+    assert "mode=off" in out
+    assert "foreign" not in out
