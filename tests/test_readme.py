@@ -6,9 +6,12 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from gpu_admission.cli import COMMANDS
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -50,6 +53,29 @@ def test_the_recipes_for_tests_of_ones_own_service_pass(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_extras_are_those_that_there_are() -> None:
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    listed = README.partition("| extra | for |")[2].partition("\n\n")[0]
+    for_users = set(project["optional-dependencies"]) - {"test", "bench", "docs"}
+    assert set(re.findall(r"^\| `(\w+)`", listed, flags=re.MULTILINE)) == for_users
+
+
+def test_the_newest_version_of_the_changelog_is_that_of_the_package() -> None:
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    versions = re.findall(
+        r"^## (.+)$", (root / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert versions[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(project['version'])} - \d{{4}}-\d\d-\d\d", versions[1])
+
+
+def test_every_command_that_it_names_is_one() -> None:
+    named = set(re.findall(r"(?:`|^)gpu-admission ([a-z]+)", README, flags=re.MULTILINE))
+    assert named == set(COMMANDS)
 
 
 def test_every_file_and_command_that_it_names_is_there() -> None:

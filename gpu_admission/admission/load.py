@@ -1,7 +1,7 @@
 """What a load balancer is told with each answer: how full the budget is, who waits, how busy it was of late.
 
 Owns the figures and the text form of the ORCA load report (``xds.data.orca.v3.OrcaLoadReport``), as
-Envoy, gRPC and Google's load balancers read it. Which answers carry it is decided where they are sent.
+Envoy and Google's load balancers read it. Which answers carry it is decided where they are sent.
 """
 
 from __future__ import annotations
