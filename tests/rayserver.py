@@ -18,8 +18,8 @@ def main(port: int) -> None:
     serve.run(service)
     print("serving", flush=True)
     sys.stdin.read()
-    serve.shutdown()
-    ray.shutdown()  # type: ignore[no-untyped-call]
+    serve.shutdown()  # type: ignore[no-untyped-call]
+    ray.shutdown()
 
 
 if __name__ == "__main__":
