@@ -41,7 +41,8 @@ class Client(HttpUser):
             "/v1/chat/completions", json=body, stream=True, catch_response=True, name=f"{name}: accepted"
         ) as answer:
             if answer.status_code in REFUSED:
-                answer.request_meta["name"] = f"{name}: refused {answer.status_code}"
+                counted: Any = answer.request_meta
+                counted["name"] = f"{name}: refused {answer.status_code}"
                 answer.success()
                 time.sleep(min(5, int(answer.headers.get("retry-after", 0))))
                 return
