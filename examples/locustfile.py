@@ -69,5 +69,5 @@ class Ramp(LoadTestShape):
     """So many clients until so many seconds, stage by stage; then the test is over."""
 
     def tick(self) -> tuple[int, float] | None:
-        ran = self.get_run_time()
+        ran = self.get_run_time()  # type: ignore[no-untyped-call]
         return next(((clients, float(clients)) for until, clients in STAGES if ran < until), None)
