@@ -27,8 +27,8 @@ from gpu_admission.serving import Health, drain_at_sigterm
 
 KIND = os.environ.get("KIND", "vllm")  # or sglang, llamacpp, ollama
 ENGINE = os.environ.get("ENGINE", "http://localhost:8000")
-# The pool until the engine tells it, and where it does not: Ollama's context length x parallel requests.
-POOL_TOKENS = int(os.environ.get("POOL_TOKENS", "32768"))
+# The pool, where the engine shall not be asked or does not tell: Ollama's context length x parallel requests.
+POOL_TOKENS = os.environ.get("POOL_TOKENS")
 DIALECTS: dict[str, dict[str, str]] = {  # where the path alone does not say it all
     "vllm": {"/v1/completions": "vllm", "/v1/chat/completions": "vllm"},
     "sglang": {"/generate": "sglang"},
@@ -53,7 +53,7 @@ def size(tokens: int) -> int:
 
 admission = Admission.from_env(  # timeout, max_waiting and mode from GPU_ADMISSION_*
     name="gate",
-    capacity=size(POOL_TOKENS),
+    capacity=size(int(POOL_TOKENS or 32768)),
     margin=0.05,
     estimator=in_pool,
     dialect=DIALECTS.get(KIND),
@@ -61,7 +61,17 @@ admission = Admission.from_env(  # timeout, max_waiting and mode from GPU_ADMISS
     on_reject=refuse if KIND == "ollama" else "openai",
     observers=[Metrics()],
 )
-engine = httpx.AsyncClient(base_url=ENGINE, timeout=httpx.Timeout(None, connect=5), trust_env=False)
+engine = httpx.AsyncClient(
+    base_url=ENGINE,
+    timeout=httpx.Timeout(None, connect=5),
+    limits=httpx.Limits(max_connections=None),  # the budget decides who waits, not a pool of connections
+    trust_env=False,
+)
+AWAY = JSONResponse(
+    {"error": {"message": "the engine can't be reached", "code": "engine_unreachable"}},
+    502,
+    {"Retry-After": "5"},
+)
 
 
 async def pool_tokens() -> int:
@@ -80,8 +90,8 @@ async def pool_tokens() -> int:
 
 async def follow_pool() -> None:
     """Make the engine's pool the capacity, also after it has started anew with another."""
-    known = POOL_TOKENS
-    while True:
+    known = 0
+    while not POOL_TOKENS:
         with suppress(httpx.HTTPError, LookupError, ValueError):
             if (tokens := await pool_tokens()) not in (0, known):
                 admission.resize(size(tokens))
@@ -112,9 +122,8 @@ def to_engine(scope: Scope, body: bytes) -> httpx.Request:
     return httpx.Request(scope["method"], url, headers=passed(scope["headers"]), content=body)
 
 
-async def from_engine(request: httpx.Request, send: Send) -> None:
+async def from_engine(answer: httpx.Response, send: Send) -> None:
     """The engine's answer, part by part as it comes."""
-    answer = await engine.send(request, stream=True)
     try:
         headers = passed(answer.headers.raw, SERVERS_OWN)
         await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
@@ -142,10 +151,11 @@ class Forward:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(until_gone)
             try:
-                await from_engine(request, send)
-            except (httpx.ConnectError, httpx.ConnectTimeout):
-                told = {"message": "the engine can't be reached", "code": "engine_unreachable"}
-                await JSONResponse({"error": told}, 502, {"Retry-After": "5"})(scope, receive, send)
+                answer = await engine.send(request, stream=True)
+            except httpx.TransportError:  # away, or it broke off before it had answered
+                await AWAY(scope, receive, send)
+            else:
+                await from_engine(answer, send)
             tasks.cancel_scope.cancel()
 
 

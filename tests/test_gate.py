@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,6 +93,7 @@ def fresh(name: str) -> ModuleType:
 @contextmanager
 def gate_before(kind: str, address: str, **environment: str) -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("POOL_TOKENS", raising=False)
         for name, value in {"KIND": kind, "ENGINE": address, **environment}.items():
             patch.setenv(name, value)
         module = fresh("gate")
@@ -121,7 +123,6 @@ def test_the_engines_own_pool_is_the_capacity(kind: str) -> None:
 
 def test_an_engine_that_does_not_tell_has_the_pool_that_was_named() -> None:
     with gated("ollama", POOL_TOKENS="1000") as gate:
-        until(lambda: "/metrics" not in gate.engine.paths())
         assert gate.admission.snapshot().capacity == int(1000 * TOKEN * 0.95)
 
 
@@ -248,6 +249,42 @@ def test_an_engine_that_breaks_off_leaves_the_answer_unfinished() -> None:
             assert answer.status_code == 200
             with pytest.raises(httpx.RemoteProtocolError):
                 answer.read()
+
+
+def test_an_engine_that_breaks_off_before_its_answer_is_a_bad_gateway() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=hang_up_on_all, args=[listening], daemon=True).start()
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        with gate_before("vllm", address) as module, served(module.app) as url:
+            answer = httpx.post(f"{url}/v1/chat/completions", json=ASK, timeout=30)
+            assert answer.status_code == 502
+            until(lambda: module.admission.in_use == 0)
+
+
+def hang_up_on_all(listening: socket.socket) -> None:
+    with suppress(OSError):
+        while True:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(1)
+
+
+def test_more_streams_run_than_a_pool_of_connections_would_hold() -> None:
+    with gated("vllm") as gate, ExitStack() as stack:
+        until(lambda: gate.admission.snapshot().capacity == int(POOLS["vllm"] * TOKEN * 0.95))
+        gate.engine.go.clear()
+        for _ in range(110):
+            http = stack.enter_context(httpx.Client(base_url=gate.url, timeout=30))
+            stream = http.stream("POST", "/v1/chat/completions", json={**ASK, "stream": True})
+            assert stack.enter_context(stream).status_code == 200
+        assert gate.admission.snapshot().running == 110
+        gate.engine.go.set()
+
+
+def test_a_pool_that_is_named_is_not_asked_for() -> None:
+    with gated("llamacpp", POOL_TOKENS="16384") as gate, httpx.Client(base_url=gate.url) as http:
+        http.post("/completion", json={"prompt": "you", "n_predict": 4})
+        assert gate.admission.snapshot().capacity == int(16384 * TOKEN * 0.95)
 
 
 def test_the_gates_own_paths_are_not_the_engines() -> None:
