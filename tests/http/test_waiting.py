@@ -155,6 +155,15 @@ async def test_comments_tell_place_and_forecast_and_the_stream_follows() -> None
 
 
 @pytest.mark.anyio
+async def test_the_load_is_told_as_the_stream_begins(caplog: pytest.LogCaptureFixture) -> None:
+    site = Site(load_header=True)
+    one = call(site)
+    await kept(site, one)
+    assert "named_metrics.num_requests_waiting=1" in one.headers["endpoint-load-metrics"]
+    assert "endpoint-load-metrics" not in caplog.text  # it is not among the headers that came too late
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("endpoint", "last"),
     [
