@@ -1,4 +1,4 @@
-"""Host memory as a device: the tightest of this process's cgroups and the system.
+"""Host memory as a device: the tightest of this process's own limit, its cgroups and the system.
 
 Owns the reading of ``/proc`` and of the cgroup file systems, version 2 and then 1. Page
 cache that the kernel can take back is not counted as used (as Kubernetes counts it), nor
@@ -41,8 +41,10 @@ class HostMemory:
     """The memory that this process may use: its cgroups' limits, then the system's.
 
     ``total`` is the tightest limit and ``free`` what is left under the tightest of all;
-    ``ours`` is what this process alone holds (anonymous and shared memory, no page cache).
-    Where there is no ``/proc``, ``psutil`` is asked if it is installed.
+    ``ours`` is what this process alone holds (anonymous and shared memory, no page cache). Where
+    it has a limit of its own on private memory (``ulimit -d``), that is its ``allowance``, and what
+    it has mapped counts, touched or not, as it does for the limit. Where there is no ``/proc``,
+    ``psutil`` is asked if it is installed.
     """
 
     def __init__(self, *, root: str | Path = "/", clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,7 +66,7 @@ class HostMemory:
         except (OSError, ValueError, LookupError) as error:
             return self._by_psutil(f"/proc: {type(error).__name__}")
         free = max(0, min(free, total))
-        return self._reading(total, free, ours)
+        return self._within_own_limit(self._reading(total, free, ours))
 
     def _together(self) -> tuple[int, int, int]:
         """Total, free and our bytes of one moment: what we take or give back in between is no one else's.
@@ -81,6 +83,24 @@ class HostMemory:
             if abs(ours - before) <= total // _STEADY:
                 break
         return total, free, min(before, ours)
+
+    def _within_own_limit(self, reading: DeviceReading) -> DeviceReading:
+        """``reading`` in the bytes that the limit counts: mapped memory that may yet be touched is ours."""
+        limit = self._data_limit()
+        if limit is None or reading.free is None or reading.ours is None or reading.total is None:
+            return reading
+        mapped = _kib_table(self._text("proc/self/status")).get("VmData", 0)
+        free = max(0, reading.free - max(0, mapped - reading.ours))
+        changed = self._reading(reading.total, free, max(mapped, reading.ours))
+        return msgspec.structs.replace(changed, allowance=limit)
+
+    def _data_limit(self) -> int | None:
+        """``RLIMIT_DATA``, if there is one."""
+        try:
+            found = re.search(r"^Max data size\s+(\d+)\s", self._text("proc/self/limits"), re.MULTILINE)
+        except OSError:
+            return None
+        return int(found[1]) if found else None
 
     def _reading(self, total: int, free: int, ours: int) -> DeviceReading:
         """What a process holds is in use: there is no allocator's cache to speak of."""

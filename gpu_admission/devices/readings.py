@@ -167,21 +167,28 @@ class _Look:
         self._device = device
         self.since = since
         self.reading: DeviceReading | None = None
-        self._thread = threading.Thread(target=self._read, name=f"gpu-admission-{device.key}", daemon=True)
-        self._thread.start()
+        self._done = threading.Event()
+        thread = threading.Thread(target=self._read, name=f"gpu-admission-{device.key}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no memory for its stack, or too many threads: the next may have some
+            self.reading = DeviceReading(error=f"{type(error).__name__}: {error}")
+            self._done.set()
 
     @property
     def done(self) -> bool:
-        return not self._thread.is_alive()
+        return self._done.is_set()
 
     def wait(self, seconds: float) -> None:
-        self._thread.join(max(0.0, seconds))
+        self._done.wait(max(0.0, seconds))
 
     def _read(self) -> None:
         try:
             self.reading = self._device.read()
         except Exception as error:  # a device of the user's that breaks the promise
             self.reading = DeviceReading(error=f"{type(error).__name__}: {str(error)[:200]}")
+        finally:
+            self._done.set()
 
 
 def _tick(readings: weakref.ref[Readings], stop: threading.Event, every: float) -> None:

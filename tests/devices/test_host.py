@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpu_admission.devices import HostMemory
+from gpu_admission.devices.capacity import find_baseline, room
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -110,6 +111,34 @@ def test_a_hierarchy_that_we_are_not_in_is_left_alone(machine: Machine) -> None:
     machine.cgroup("4:memory:/\n", V2_MOUNT)
     machine.v2("", str(2 * GIB), used=1 * GIB)
     assert HostMemory(root=machine.root).read().total == 64 * GIB
+
+
+def limited(machine: Machine, limit: str) -> None:
+    """The made-up process has 2 GiB mapped, of which 3 MiB are touched."""
+    machine.write("proc/self/status", f"VmData:\t {2 * MIB} kB\nRssAnon:\t 2048 kB\nRssShmem:\t 1024 kB\n")
+    machine.write(
+        "proc/self/limits",
+        f"Limit                     Soft Limit           Hard Limit           Units     \n"
+        f"Max file size             unlimited            unlimited            bytes     \n"
+        f"Max data size             {limit:<20} unlimited            bytes     \n",
+    )
+
+
+def test_a_limit_of_the_process_itself_is_its_allowance_and_counts_what_is_mapped(machine: Machine) -> None:
+    limited(machine, str(3 * GIB))
+    reading = HostMemory(root=machine.root).read()
+    assert reading.allowance == 3 * GIB
+    assert reading.ours == reading.allocated == 2 * GIB
+    assert (reading.total, reading.free) == (64 * GIB, 38 * GIB + 3 * MIB)
+    baseline = find_baseline(reading)
+    assert baseline is not None
+    assert room(reading, baseline) == GIB
+
+
+def test_a_process_without_a_limit_counts_what_it_has_touched(machine: Machine) -> None:
+    limited(machine, "unlimited")
+    reading = HostMemory(root=machine.root).read()
+    assert (reading.allowance, reading.ours, reading.free) == (None, 3 * MIB, 40 * GIB)
 
 
 def test_a_limit_that_is_overrun_leaves_nothing(machine: Machine) -> None:

@@ -214,3 +214,19 @@ def test_wrong_intervals_are_refused() -> None:
         Readings([], every=0)
     with pytest.raises(ValueError, match="limit must be 0 seconds or more"):
         Readings([], limit=-1)
+
+
+def test_where_no_thread_can_be_started_nothing_is_known_and_the_next_look_is_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    readings = Readings([FixedDevice(10)], lambda index: None)
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", no_thread)
+        readings.step()
+    assert readings.latest(0)[-1].error == "RuntimeError: can't start new thread"
+    readings.step()
+    assert (readings.latest(0)[-1].total, readings.latest(0)[-1].error) == (10, None)
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
