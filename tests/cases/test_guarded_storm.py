@@ -83,7 +83,7 @@ async def clear_up(scene: Scene, cards: list[Card], clock: HandClock) -> None:
         await settle()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 async def test_whatever_happens_to_devices_and_requests_all_comes_back(by_hand: HandClock, seed: int) -> None:
     dice = random.Random(seed)
     cards = [Card(by_hand, 200, name=name) for name in "ab"]

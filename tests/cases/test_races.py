@@ -22,7 +22,7 @@ from tests.cases.clock import Clock
 
 pytestmark = pytest.mark.anyio
 
-ROUNDS = 5_000
+some_or_many = pytest.mark.parametrize("rounds", [1_000, pytest.param(5_000, marks=pytest.mark.slow)])
 """On each of asyncio and trio."""
 
 
@@ -137,11 +137,12 @@ async def test_bl_39_the_grant_of_a_cancelled_waiter_goes_to_the_next(order: str
         await bench.end()
 
 
-async def test_bl_39_random_interleavings_lose_nothing_and_double_nothing() -> None:
+@some_or_many
+async def test_bl_39_random_interleavings_lose_nothing_and_double_nothing(rounds: int) -> None:
     dice = random.Random(39)
     async with anyio.create_task_group() as group:
         bench = Bench(group)
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             waiters = [Waiter(bench.admission, group, dice.choice((30, 60, 100))) for _ in range(4)]
             bench.waiters = waiters
             for _ in range(dice.randrange(4)):
@@ -232,12 +233,15 @@ async def test_bl_41_a_newcomer_does_not_take_what_a_woken_waiter_was_given(time
 # BL-47: timeout and grant in the same instant
 
 
-async def test_bl_47_released_exactly_at_the_timeout_is_admitted_or_refused_and_never_leaked() -> None:
+@some_or_many
+async def test_bl_47_released_exactly_at_the_timeout_is_admitted_or_refused_and_never_leaked(
+    rounds: int,
+) -> None:
     dice = random.Random(47)
     async with anyio.create_task_group() as group:
         bench = Bench(group, timeout=0.1)
         outcomes = {True: 0, False: 0}
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             holder = Waiter(bench.admission, group, 100)
             b = Waiter(bench.admission, group, 100)
             bench.waiters = [holder, b]

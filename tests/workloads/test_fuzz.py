@@ -84,7 +84,7 @@ def dialects() -> dict[str, Dialect]:
 
 DIALECTS = dialects()
 every_dialect = pytest.mark.parametrize("name", sorted(DIALECTS))
-often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def survives(name: str, body: bytes, path: str, kind: str = "application/json", **headers: str) -> None:
