@@ -9,6 +9,8 @@ BIN = $(VENV)/bin
 DOCUMENTED = gpu_admission $(addprefix gpu_admission.,types request errors settings workloads rules estimators \
   devices guards observe serving testing)
 DOCS ?= $(or $(TMPDIR),/tmp)/gpu-admission-docs
+# In front of a command that takes long and says nothing: a dot every two seconds.
+DOTS = (while sleep 2; do printf .; done) & trap "kill $$!; echo" EXIT;
 
 .PHONY: demo test lint types unit slow bench docs
 demo: $(VENV)/demo
@@ -41,7 +43,8 @@ docs: $(VENV)/docs
 	@echo "open $(DOCS)/index.html"
 
 $(VENV)/demo $(VENV)/test $(VENV)/bench $(VENV)/docs: pyproject.toml
-	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet "$(TORCH)" --editable ".[$(notdir $@)]"
+	@test -d $(VENV) || { $(DOTS) $(PYTHON) -m venv $(VENV); }
+	@echo 'installing "$(TORCH)" and ".[$(notdir $@)]" into $(VENV) ...'
+	@$(DOTS) $(BIN)/pip install --quiet --upgrade pip
+	@$(DOTS) $(BIN)/pip install --quiet "$(TORCH)" --editable ".[$(notdir $@)]"
 	touch $@

@@ -25,7 +25,8 @@ NEEDS = ("torch", "httpx", "uvicorn")
 _DESCRIPTION = """
 Replay real traffic against a real torch model behind a hard memory wall, in rounds: unprotected,
 behind asyncio.Semaphore(N) with N from the largest request (semaphore), and behind GPUAdmission
-(bytes). On request: several web workers, with a share of the bytes each and with one budget (workers).
+(bytes). On request: told nothing (auto); several web workers, with a share of the bytes each and with one
+budget (workers); clients that all ask for 4,096 tokens, without and with learning (learned).
 Uses the CUDA device if there is one; else RLIMIT_DATA of the server process plays the part of VRAM (Linux).
 """
 

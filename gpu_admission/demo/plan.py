@@ -13,21 +13,25 @@ from gpu_admission.demo.protect import Protection
 from gpu_admission.demo.server import EngineName, Settings
 from gpu_admission.demo.shape import Shape
 
-Round = Literal["unprotected", "semaphore", "bytes", "workers"]
+Round = Literal["unprotected", "semaphore", "bytes", "auto", "workers", "learned"]
 ROUNDS: tuple[Round, ...] = get_args(Round)
 """In the order in which they are run."""
 USUAL: tuple[Round, ...] = ("unprotected", "semaphore", "bytes")
 """What ``make demo`` shows, in three minutes."""
-Role = Literal["unprotected", "semaphore", "bytes", "divided", "one budget"]
-"""A replay: most rounds have one; "workers" has two that are compared."""
+Role = Literal[
+    "unprotected", "semaphore", "bytes", "auto", "divided", "one budget", "asked", "learning", "learned"
+]
+"""A replay: most rounds have one, some have several that are compared."""
 REPLAYS: dict[Round, tuple[Role, ...]] = {
     "unprotected": ("unprotected",),
     "semaphore": ("semaphore",),
     "bytes": ("bytes",),
+    "auto": ("auto",),
     "workers": ("divided", "one budget"),
+    "learned": ("asked", "learning", "learned"),
 }
-MEASURING, REPLAYING = 25, 47
-"""Seconds that are allowed for what is measured before, and for each replay, by default."""
+MEASURING, REPLAYING, LEARNING = 25, 47, 110
+"""Seconds allowed by default: for what is measured before, for each replay, and for each of "learned"."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,13 +54,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def limit(self) -> float:
         """Seconds for everything together."""
-        return self.seconds or MEASURING + REPLAYING * self.replays
+        learning = len(REPLAYS["learned"]) if "learned" in self.rounds else 0
+        more = (LEARNING - REPLAYING) * learning + MEASURING * bool(learning)
+        return self.seconds or MEASURING + REPLAYING * self.replays + more
 
-    def settings(self, protection: Protection, room: int | None = None) -> Settings:
+    def settings(self, protection: Protection, room: int | None = None, page: int = 0) -> Settings:
         return Settings(
             engine=self.engine,
             protection=protection,
             room=room or Settings().room,
             most=self.clients,
+            page=page,
             shape=self.shape,
         )

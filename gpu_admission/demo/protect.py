@@ -6,14 +6,16 @@ Each is a value that travels to the server process and wraps the same app there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeAlias
 
 import msgspec
 
 from gpu_admission import GPUAdmission
 from gpu_admission.demo.tokenizer import ByteTokenizer
-from gpu_admission.estimators import Linear
+from gpu_admission.estimators import Learned, Linear
+from gpu_admission.request import Estimator
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 from gpu_admission.workloads.openai import OpenAI
 
@@ -44,21 +46,51 @@ class Bytes(msgspec.Struct, frozen=True, tag="bytes"):
     capacity: int
     terms: Mapping[str, float]
     constant: int
+    learned: str | None = None
+    """File of what is learned from answers, read at the start and written at the end."""
     shared: str | None = None
     """Folder of a budget that several processes have together."""
 
     def wrap(self, app: ASGIApp) -> ASGIApp:
+        linear = Linear(self.terms, constant=self.constant)
+        if self.learned is None:
+            return self._door(app, linear)
+        learned = Learned(linear, usage=True)
+        learned.load(self.learned)
+        return Saving(self._door(app, learned), partial(learned.save, self.learned))
+
+    def _door(self, app: ASGIApp, estimator: Estimator) -> GPUAdmission:
         return GPUAdmission(
             app,
             capacity=self.capacity,
-            estimator=Linear(self.terms, constant=self.constant),
+            estimator=estimator,
             dialect=DIALECT,
             timeout=PATIENCE,
             shared=self.shared,
         )
 
 
-Protection: TypeAlias = Unprotected | Slots | Bytes
+class Nothing(msgspec.Struct, frozen=True, tag="nothing"):
+    """``GPUAdmission`` that is told nothing, but that clients are as patient as with a semaphore."""
+
+    def wrap(self, app: ASGIApp) -> ASGIApp:
+        return GPUAdmission(app, timeout=PATIENCE)
+
+
+Protection: TypeAlias = Unprotected | Slots | Bytes | Nothing
+
+
+class Saving:
+    """Calls ``save`` when the app has shut down."""
+
+    def __init__(self, app: ASGIApp, save: Callable[[], None]) -> None:
+        self._app = app
+        self._save = save
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+        if scope["type"] == "lifespan":
+            self._save()
 
 
 class SemaphoreGate:

@@ -18,9 +18,14 @@ from gpu_admission.sizes import format_bytes
 
 EQUAL = 1.1
 """Two rates that differ by less than this factor are called equal."""
+LEARNT = 40
+"""Answers after which a budget that was told nothing is judged."""
 COMPARED: tuple[tuple[Role, Role], ...] = (
     ("bytes", "semaphore"),
+    ("auto", "semaphore"),
     ("one budget", "divided"),
+    ("learning", "asked"),
+    ("learned", "asked"),
 )
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 60
@@ -116,7 +121,7 @@ def verdict(report: Report) -> Iterator[str]:
         if role != "semaphore" or row.count("out_of_memory"):
             yield _safety(row, first_error([report.trials[role]]))
         if refused := row.count("refused"):
-            yield f"{row.label} refused {refused} of {row.sent} requests."
+            yield f"{row.label} refused {refused} of {row.sent} requests ({_reasons(report.trials[role])})."
         if cut := row.count("unfinished"):
             yield (
                 f"Time ran out for {row.label}: {cut} of {row.sent} requests were cut off, "
@@ -129,6 +134,11 @@ def verdict(report: Report) -> Iterator[str]:
         yield "Threads do not batch, so more at once is no faster: bytes buy safety here, not throughput."
     if report.cache_level and report.weights < 2 * report.cache_level:
         yield "The weights nearly fit the processor's cache: batching pays less here than on a GPU."
+
+
+def _reasons(trial: Trial) -> str:
+    counts = Counter(answer.detail for answer in trial.run.answers if answer.outcome == "refused")
+    return ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
 
 
 def _spread(trial: Trial) -> Iterator[str]:
@@ -147,6 +157,9 @@ def _comparisons(report: Report, rows: Mapping[Role, Figures]) -> Iterator[str]:
     for ours, other in COMPARED:
         if {ours, other} <= rows.keys():
             yield _compared(rows[ours], rows[other])
+    if {"auto", "semaphore"} <= rows.keys():
+        ours_after, slots_after = (report.trials[role].figures_from(LEARNT) for role in ("auto", "semaphore"))
+        yield f"From the {LEARNT}th answer on: {_compared(ours_after, slots_after)}"
 
 
 def _safety(row: Figures, error: str) -> str:

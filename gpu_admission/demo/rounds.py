@@ -21,7 +21,7 @@ from gpu_admission.demo.plan import Plan, Role
 from gpu_admission.demo.protect import Unprotected
 from gpu_admission.demo.report import Report
 from gpu_admission.demo.server import Ready, serve
-from gpu_admission.demo.setups import Facts, Setup, setups
+from gpu_admission.demo.setups import PAGE, Facts, Setup, setups
 from gpu_admission.demo.trace import Ask
 from gpu_admission.demo.trace import load as load_trace
 from gpu_admission.sizes import format_bytes
@@ -44,6 +44,7 @@ def run(plan: Plan, say: Say, watch: Watch) -> Report:
     deadline = time.monotonic() + plan.limit
     asks = load_trace(plan.requests)
     ready, costs = _measured(plan, say)
+    paged = _measured(plan, say, PAGE)[1].rounded_up(PAGE) if "learned" in plan.rounds else costs
     if costs.shared + costs.of(Ask(1, 1)) > plan.room:
         raise ValueError(
             f"--wall {format_bytes(plan.room)} is too small: a pass alone takes {format_bytes(costs.shared)}"
@@ -51,7 +52,9 @@ def run(plan: Plan, say: Say, watch: Watch) -> Report:
     say(_costs(costs, asks))
     trials: dict[Role, Trial] = {}
     with TemporaryDirectory(prefix="gpu-admission-demo-", dir=_in_memory()) as folder:
-        facts = Facts(room=plan.room, costs=costs, asks=asks, workers=plan.workers, folder=folder)
+        facts = Facts(
+            room=plan.room, costs=costs, paged=paged, asks=asks, workers=plan.workers, folder=folder
+        )
         for setup in setups(plan.rounds, facts):
             seconds = _share(deadline, plan.replays - len(trials))
             say(f"{setup.label}: a new server loads and warms up ...")
@@ -61,22 +64,25 @@ def run(plan: Plan, say: Say, watch: Watch) -> Report:
     return _report(plan, ready, trials)
 
 
-def _measured(plan: Plan, say: Say) -> tuple[Ready, Costs]:
+def _measured(plan: Plan, say: Say, page: int = 0) -> tuple[Ready, Costs]:
     async def measure(port: int) -> Costs:
         async with connect(port, COMPANY) as http:
             return await calibrate(http, plan.engine, say)
 
-    say("measuring what requests take on a server that loads and warms up ...")
-    with serve(plan.settings(Unprotected())) as ready:
+    pages = f", in pages of {page} tokens," if page else ""
+    say(f"measuring what requests take{pages} on a server that loads and warms up ...")
+    with serve(plan.settings(Unprotected(), page=page)) as ready:
         return ready, asyncio.run(measure(ready.port))
 
 
 def _replay(plan: Plan, setup: Setup, asks: Sequence[Ask], seconds: float, watch: Watch) -> Trial:
+    sent = setup.asks(asks)
+
     async def load(port: int, engine: int) -> Run:
-        progress = watch(setup.label, len(asks))
+        progress = watch(setup.label, len(sent))
         async with connect(port, plan.clients) as http, connect(engine, 1) as behind:
             return await replay(
-                http, asks, clients=plan.clients, seconds=seconds, progress=progress, engine=behind
+                http, sent, clients=plan.clients, seconds=seconds, progress=progress, engine=behind
             )
 
     with _serving(plan, setup) as (port, engine):
@@ -87,10 +93,10 @@ def _replay(plan: Plan, setup: Setup, asks: Sequence[Ask], seconds: float, watch
 def _serving(plan: Plan, setup: Setup) -> Iterator[tuple[int, int]]:
     """The port that answers, and that of the engine's process, which may be the same."""
     if not setup.workers:
-        with serve(plan.settings(setup.protection, plan.room)) as ready:
+        with serve(plan.settings(setup.protection, plan.room, setup.page)) as ready:
             yield ready.port, ready.port
         return
-    with serve(plan.settings(Unprotected(), plan.room)) as ready:
+    with serve(plan.settings(Unprotected(), plan.room, setup.page)) as ready:
         front = workers.Settings(count=setup.workers, engine=ready.port, protection=setup.protection)
         with workers.serve(front) as port:
             yield port, ready.port

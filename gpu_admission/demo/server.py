@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gpu_admission.demo.model import Decoder
 
 EngineName = Literal["batch", "threads"]
+STACK = 512 * 1024
+"""Bytes; 8 MiB are usual, and no stack is in VRAM."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +67,7 @@ def main(settings: Settings) -> None:
     wall = wall_for(device)
     engine = _engine(settings.engine, Decoder(settings.shape, device=device, page=settings.page))
     engine.warm_up(settings.most)
+    threading.stack_size(STACK)  # of the threads that come later: here it counts against the wall
     listener = socket.create_server(("127.0.0.1", 0))
     meter = Meter(wall)
     app = settings.protection.wrap(build_app(engine, meter, context=settings.shape.context))
@@ -85,7 +89,7 @@ def _engine(name: EngineName, model: Decoder) -> Engine:
 def _web_server(app: Any) -> uvicorn.Server:
     import uvicorn
 
-    return uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
+    return uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on", timeout_graceful_shutdown=1))
 
 
 def _stop(server: uvicorn.Server) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,11 +19,11 @@ from gpu_admission.demo.app import build_app
 from gpu_admission.demo.cache import Cache, WholeCache
 from gpu_admission.demo.engine import BatchEngine, DeviceMemoryError, Job, JobDroppedError
 from gpu_admission.demo.model import Decoder
-from gpu_admission.demo.protect import DIALECT, Bytes, Slots, Unprotected
+from gpu_admission.demo.protect import DIALECT, Bytes, Nothing, Slots, Unprotected
 from gpu_admission.demo.shape import Shape
 from gpu_admission.demo.trace import PATH, Ask
 from gpu_admission.demo.wall import Meter
-from gpu_admission.estimators import Constant, Linear
+from gpu_admission.estimators import Constant, Learned, Linear
 from gpu_admission.types import ASGIApp, Message
 
 # The app is asyncio's, as its server process is: these run on asyncio alone.
@@ -225,6 +226,48 @@ async def test_bytes_put_the_budget_in_front_and_count_with_the_demos_own_tokeni
         assert (await request).status_code == 200
     assert refused.status_code == 413
     assert engine.jobs.empty()
+
+
+async def lived(app: ASGIApp) -> None:
+    """One lifespan of ``app``, as a server makes it."""
+    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
+
+    async def receive() -> Message:
+        return messages.pop(0)
+
+    async def send(message: Message) -> None:
+        assert message["type"].endswith(".complete")
+
+    await app({"type": "lifespan", "state": {}}, receive, send)
+
+
+async def test_what_was_learned_from_answers_is_there_for_the_next_server(tmp_path: Path) -> None:
+    file = tmp_path / "learned.json"
+    learning = Bytes(10**6, {"prompt_tokens": 1.0, "new_tokens": 10.0}, 0, learned=str(file))
+
+    async def serve(ask: Ask) -> None:
+        engine = ByHand()
+        door = learning.wrap(app_on(engine))
+        async with client(door) as http:
+            request = asyncio.create_task(http.post(PATH, json=ask.body))
+            job = await engine.jobs.get()
+            job.answer = [7] * job.new_tokens
+            job.end()
+            assert (await request).status_code == 200
+        await lived(door)
+
+    for count in (1, 2):  # the second begins with what the first has seen
+        await serve(Ask(5, 3).asking(240))
+        learned = Learned(Linear({"prompt_tokens": 1.0, "new_tokens": 10.0}), usage=True)
+        assert learned.load(file)
+        assert f"{count} observations" in repr(learned)
+
+
+def test_told_nothing_it_measures_what_it_can_not_know() -> None:
+    door = Nothing().wrap(app_on(ByHand()))
+    assert isinstance(door, GPUAdmission)
+    told = door.admission.settings
+    assert (told.estimator, told.capacity, told.dialect) == ("auto", None, None)
 
 
 class Counted(Decoder):

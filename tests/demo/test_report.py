@@ -146,7 +146,7 @@ def test_the_verdict_tells_losses_refusals_and_the_ratio() -> None:
     assert "unprotected: 2 of 3 requests failed for lack of memory; its rates are those of the 1" in words
     assert "The first one: no room" in words
     assert "GPUAdmission: nothing ran out of memory (peak 90% of the wall)" in words
-    assert "GPUAdmission refused 1 of 3 requests" in words
+    assert "GPUAdmission refused 1 of 3 requests (no room 1)" in words
     assert "GPUAdmission answered 2.00 x the requests of Semaphore(2)" in words
     assert "equal" not in words
 
@@ -170,6 +170,16 @@ def test_a_replay_that_was_cut_short_is_mentioned() -> None:
     words = said(report(trial("unprotected", "ok"), cut, trial("GPUAdmission", "ok")))
     assert "Time ran out for Semaphore(2): 1 of 2 requests were cut off" in words
     assert "Time ran out" not in said(usual())
+
+
+def test_a_budget_that_is_told_nothing_is_judged_from_the_fortieth_answer_on() -> None:
+    all_well: list[Outcome] = ["ok"] * 50
+    slots = trial("Semaphore(2)", *all_well, cpu=50.0)
+    slow = [msgspec.structs.replace(a, outcome="failed") for a in slots.run.answers[:40]]
+    nothing = Trial("GPUAdmission()", Run([*slow, *slots.run.answers[40:]], slots.run.samples), 100)
+    words = said(usual(trials={"semaphore": slots, "auto": nothing}))
+    assert "GPUAdmission() answered 0.20 x the requests of Semaphore(2)" in words
+    assert "From the 40th answer on: GPUAdmission() answered 1.00 x the requests of Semaphore(2)" in words
 
 
 def test_several_workers_are_compared_and_their_share_of_the_requests_is_told() -> None:

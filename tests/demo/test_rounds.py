@@ -19,12 +19,12 @@ from gpu_admission.demo.calibrate import Costs
 from gpu_admission.demo.figures import Trial
 from gpu_admission.demo.load import Answer, Outcome
 from gpu_admission.demo.page import page
-from gpu_admission.demo.plan import MEASURING, REPLAYING, ROUNDS, Plan, Round
+from gpu_admission.demo.plan import LEARNING, MEASURING, REPLAYING, ROUNDS, Plan, Round
 from gpu_admission.demo.process import ServerError, ServerProcess
-from gpu_admission.demo.protect import Bytes, Protection, Slots, Unprotected
+from gpu_admission.demo.protect import Bytes, Nothing, Protection, Slots, Unprotected
 from gpu_admission.demo.rounds import last_level_cache, run
 from gpu_admission.demo.server import Ready, Settings, serve
-from gpu_admission.demo.setups import Setup
+from gpu_admission.demo.setups import PAGE, Setup
 from gpu_admission.demo.shape import Shape
 from gpu_admission.demo.trace import Ask, load
 from tests.demo.test_report import text, trial
@@ -129,9 +129,44 @@ def test_rounds_are_run_in_their_own_order_and_workers_twice(monkeypatch: pytest
     assert not Path(folder).exists()  # gone with the demo
 
 
+def test_learning_is_replayed_with_clients_that_ask_for_more_and_on_a_cache_of_pages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = Costs({"prompt_tokens": 10.0, "new_tokens": 10.0}, 100, 1000)
+    paged = Costs({"prompt_tokens": 10.0, "new_tokens": 10.0}, 100, 2000)
+    seen: list[tuple[Setup, list[Ask]]] = []
+
+    def one(plan: Plan, setup: Setup, asks: list[Ask], *rest: object) -> Trial:
+        seen.append((setup, setup.asks(asks)))
+        return trial(setup.label, *answered(len(asks)))
+
+    def measured(plan: Plan, say: object, page: int = 0) -> tuple[Ready, Costs]:
+        return Ready(1, "cpu", "a wall"), paged if page else whole
+
+    monkeypatch.setattr(rounds, "_measured", measured)
+    monkeypatch.setattr(rounds, "_replay", one)
+    plan = Plan(rounds=("auto", "learned"), requests=3, room=9000)
+    run(plan, lambda line: None, lambda label, count: lambda answer: None)
+    (told_nothing, usual), *others = seen
+    assert (told_nothing.protection, told_nothing.page, usual) == (Nothing(), 0, load(3))
+    assert [setup.role for setup, _ in others] == ["asked", "learning", "learned"]
+    for setup, sent in others:
+        assert setup.page == PAGE
+        assert [ask.asked for ask in sent] == [512] * 3
+        assert isinstance(setup.protection, Bytes)
+        assert (setup.protection.capacity, setup.protection.constant) == (7000, 100 + 10 * PAGE)
+    files = [setup.protection.learned for setup, _ in others if isinstance(setup.protection, Bytes)]
+    begins, learns, has_learned = files
+    assert begins is None
+    assert learns
+    assert learns == has_learned
+
+
 @pytest.mark.parametrize("shown", ROUNDS)
 def test_every_round_has_its_time(shown: Round) -> None:
-    assert Plan(rounds=(shown,)).limit == MEASURING + REPLAYING * Plan(rounds=(shown,)).replays
+    plan = Plan(rounds=(shown,))
+    each = LEARNING if shown == "learned" else REPLAYING
+    assert plan.limit >= MEASURING + each * plan.replays
     assert Plan(rounds=(shown,), seconds=60).limit == 60
 
 
@@ -168,7 +203,9 @@ def test_time_is_divided_among_the_rounds_that_are_left(monkeypatch: pytest.Monk
     assert rounds._share(100.0, 1) == rounds.LEAST
 
 
-@pytest.mark.parametrize("protection", [Unprotected(), Slots(3), Bytes(10, {"new_tokens": 2.0}, 1)])
+@pytest.mark.parametrize(
+    "protection", [Unprotected(), Slots(3), Bytes(10, {"new_tokens": 2.0}, 1), Nothing()]
+)
 def test_settings_travel_to_the_process_whole(protection: Protection) -> None:
     settings = Plan(shape=SMALL, engine="threads", clients=5).settings(protection, 77)
     assert msgspec.json.decode(msgspec.json.encode(settings), type=Settings) == settings
