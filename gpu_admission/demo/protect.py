@@ -20,6 +20,8 @@ from gpu_admission.types import ASGIApp, Receive, Scope, Send
 from gpu_admission.workloads.openai import OpenAI
 
 DIALECT = OpenAI(tokens=ByteTokenizer())
+MARGIN = 0.1
+"""Of the capacity, for the answers that are longer than the 99 % that were learned."""
 PATIENCE = 300.0
 """Seconds in the queue: a semaphore has no limit, so this one is beyond the demo's length."""
 
@@ -65,6 +67,7 @@ class Bytes(msgspec.Struct, frozen=True, tag="bytes"):
             capacity=self.capacity,
             estimator=estimator,
             dialect=DIALECT,
+            margin=0.0 if self.learned is None else MARGIN,
             timeout=PATIENCE,
             shared=self.shared,
         )
