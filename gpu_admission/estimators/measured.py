@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import anyio
@@ -40,6 +41,7 @@ _MOST_ROUTES = 64
 _LONGEST_NAME = 200
 _MOST_TOLD = 4096
 _LONGEST_SKIP = 64
+_MOST_LOOKED_AT = 64
 _FEATURES = ("prompt", "asked", "used", "pixels", "audio", "tensors", "body")
 _PIXELS = 1024 * 1024
 """Of a picture whose size is not known."""
@@ -75,12 +77,13 @@ class _Told(NamedTuple):
 class Measured:
     """What the most of a request was, by route and by what its body says, measured as it ran alone.
 
-    The first requests of a route run alone, one at a time, and others of it wait for the first of
-    them. From then on a request is charged what is fitted over its tokens, pixels, seconds and bytes,
-    never below what any took that had no more of anything, and a margin of half of that over the square
-    root of the evidence, at least 5 %. One that has more of something than any before runs alone again,
-    or beside others by a generous guess while another does. After an out-of-memory the evidence of
-    every route counts for nothing. Alone runs that come to nothing (a path or model that the app
+    The first requests of a route run alone, one at a time, the largest of those that have come first,
+    and those that are larger than what was seen wait for it while little is known. From then on a request
+    is charged what is fitted over its tokens, pixels, seconds and bytes, never below what any took that
+    had no more of anything, and a margin of half of that over the square root of the evidence, at least
+    5 %. One that has more of something than any before runs alone again, or beside others by a generous
+    guess while another does. After an out-of-memory the evidence of every route counts for nothing. Alone
+    runs that come to nothing (a path or model that the app
     does not know) come less and less often, so that no client can keep the device to itself.
 
     ``waits``: whether a request may wait for another to be measured; if not it is charged a quarter.
@@ -99,6 +102,8 @@ class Measured:
         self._told: deque[_Told] = deque(maxlen=_MOST_TOLD)
         self._tell: Callable[[tuple[Any, ...]], object] | None = None
         self._waiting: deque[Callable[[], object]] = deque()
+        self._asking: dict[object, tuple[str, _Row]] = {}
+        """Routes and sizes of those that wait to be measured, or for another that is."""
 
     def bind(self, capacity: Callable[[], int]) -> None:
         """Take the capacity, which a request that runs alone is charged, from the admission."""
@@ -119,15 +124,20 @@ class Measured:
 
     async def _later(self, route: str, features: _Row, asked: _Row) -> Estimate:
         """What is charged once the request that runs alone has ended, or another may."""
-        while True:
-            event, loop = anyio.Event(), running_loop()
-            self._waiting.append(partial(call_soon, loop, event.set))
-            with self._lock:
-                charge = self._charge(route, features, asked)
-            if charge is not None:
-                return charge
-            with anyio.move_on_after(_LOOK_SECONDS):
-                await event.wait()
+        place = object()
+        self._asking[place] = (route, asked)
+        try:
+            while True:
+                event, loop = anyio.Event(), running_loop()
+                self._waiting.append(partial(call_soon, loop, event.set))
+                with self._lock:
+                    charge = self._charge(route, features, asked)
+                if charge is not None:
+                    return charge
+                with anyio.move_on_after(_LOOK_SECONDS):
+                    await event.wait()
+        finally:
+            del self._asking[place]
 
     def _charge(self, route: str, features: _Row, asked: _Row) -> Estimate | None:
         """``None``: it has to wait until another has been measured."""
@@ -141,13 +151,22 @@ class Measured:
             return Estimate(max(1, capacity // 4), parts={"guess": max(1, capacity // 4)})
         reach = known.fit.reach(asked)
         size = known.size(features, reach)
-        if (reach > _BEYOND or known.needs_run) and known.claims.may(route, now):
+        larger = self._larger_waits(route, reach, known)
+        if (reach > _BEYOND or known.needs_run) and not larger and known.claims.may(route, now):
             return _alone(min(clamp(size), capacity), capacity, "a size that has not been measured")
+        is_early = self._waits and known.good < ENOUGH
+        if is_early and reach > _BEYOND and (larger or known.claims.is_running(route)):
+            return None
         if reach > 1 and not known.claims.skips:
             size = min(size, capacity)
         charged = max(clamp(size), capacity // _LEAST)
         fitted = min(charged, clamp(known.fit.bytes_for(features)))
         return Estimate(charged, parts={"measured": fitted, "margin": charged - fitted})
+
+    def _larger_waits(self, route: str, reach: float, known: _Route) -> bool:
+        """Whether one that waits goes further beyond what was seen: measuring it says more."""
+        waiting = islice(self._asking.values(), _MOST_LOOKED_AT)
+        return any(name == route and known.fit.reach(asked) > reach for name, asked in waiting)
 
     def estimate(self, workload: Workload) -> Estimate:
         """What such a request takes on the one route that is known. Raises ``LookupError`` otherwise."""

@@ -148,6 +148,25 @@ async def test_the_first_of_a_route_runs_alone_and_others_wait_for_it() -> None:
     assert world.out_of_memory == 0
 
 
+async def test_of_those_that_wait_the_largest_is_measured_next_and_the_others_are_charged_by_it() -> None:
+    world = World()
+    gate = gate_of(world)
+    async with anyio.create_task_group() as group:
+        for new in (100, 300, 10_000, 700, 1200):
+            group.start_soon(call, gate, scope_of(PATH), body(new))
+            await settle()
+        assert world.used == cost(100)  # of which nothing could be known
+        world.finish()
+        await settle()
+        assert world.used == cost(10_000)
+        assert world.running == 1
+        for _ in range(5):
+            world.finish()
+            await settle()
+    assert world.out_of_memory == 0
+    assert cost(10_000) <= charge(gate, 10_000) <= 1.5 * cost(10_000)
+
+
 async def test_after_a_few_measurements_as_many_run_as_fit() -> None:
     world = World()
     gate = gate_of(world)
