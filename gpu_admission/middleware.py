@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from gpu_admission.admission import Admission
+from gpu_admission.admission.context import innermost
 from gpu_admission.admission.rebuilt import rebuilds
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.http import websocket
@@ -44,6 +45,7 @@ class GPUAdmission:
             admission = rebuilds().admission(self, app, **options)
         self.admission = admission
         self._root_path = root_path_of(app)
+        self._tells_waiting = bool(admission.settings.while_waiting)
         self._may_clamp = admission.settings.clamp_new_tokens and admission.mode == "enforce"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,9 +55,9 @@ class GPUAdmission:
             await self._pass(scope, receive, send)
             return
         intake = Intake(admission, rule, scope, receive)
-        waiting = WhileWaiting(intake, send) if admission.settings.while_waiting else None
+        waiting = WhileWaiting(intake, send) if self._tells_waiting else None
+        is_inside = innermost() is not None and admission.entrance.held() is not None
         try:
-            is_inside = admission.entrance.held() is not None
             if is_inside:
                 block = await block_for(intake)
             else:

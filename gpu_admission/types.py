@@ -66,6 +66,13 @@ class Usage(msgspec.Struct, frozen=True):
     """Of all sequences together."""
 
 
+SIZES = (
+    *("prompt_tokens", "new_tokens", "sequences", "beams", "width", "height", "frames"),
+    *("audio_seconds", "tensor_bytes", "context"),
+)
+"""Names of the sizes of a ``Workload`` that stand for themselves."""
+
+
 class Estimate(msgspec.Struct, frozen=True):
     """What a request will take: ``bytes`` to charge, and how that came about."""
 
@@ -212,6 +219,28 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Observer: TypeAlias = Callable[[Event], None]
+"""Called with each event. It may be a ``WatchingObserver`` or a ``NamingObserver`` besides."""
+
+
+@runtime_checkable
+class WatchingObserver(Protocol):
+    """An observer that looks at its admission too, as for gauges that are read when they are asked for."""
+
+    def __call__(self, event: Event, /) -> None: ...
+
+    def watch(self, admission: Any, /) -> None:
+        """Called once with the ``Admission``, before the first event."""
+        ...
+
+
+@runtime_checkable
+class NamingObserver(Protocol):
+    """An observer that names requests: each gets an id, for ``observe.current_request_id``."""
+
+    @property
+    def needs_request_id(self) -> bool: ...
+
+    def __call__(self, event: Event, /) -> None: ...
 
 
 class Waiting(msgspec.Struct, frozen=True):

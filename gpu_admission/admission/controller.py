@@ -39,7 +39,7 @@ from gpu_admission.runtime.loop import Home
 from gpu_admission.settings import Options, Settings, checks, from_environment, variable
 from gpu_admission.shared.gossip import Use
 from gpu_admission.sizes import format_bytes, parse_bytes
-from gpu_admission.types import Estimate, Observer, Snapshot, Waiting
+from gpu_admission.types import Estimate, Observer, Snapshot, Waiting, WatchingObserver
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
@@ -236,12 +236,11 @@ class Admission:
     def observe(self, observer: Observer) -> None:
         """Call ``observer`` with each event from now on.
 
-        One that has a method ``watch`` is given this admission first. One that has a true
-        ``needs_request_id`` finds it with ``gpu_admission.observe.current_request_id``.
+        A ``WatchingObserver`` is given this admission first; for a ``NamingObserver`` each request
+        gets an id, which it finds with ``gpu_admission.observe.current_request_id``.
         """
-        watch = getattr(observer, "watch", None)
-        if watch is not None:
-            watch(self)
+        if isinstance(observer, WatchingObserver):
+            observer.watch(self)
         self.events.add(observer)
 
     @property

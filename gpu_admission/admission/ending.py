@@ -93,14 +93,15 @@ class Endings:
 
     def _give_back(self, lease: Lease, turn: Turn) -> float:
         lease.ended = True
+        went_well = lease.outcome[0] == "ok"
         turn.depth = 1
         try:
-            if lease.feedback is not None or lease.outcome[0] != "ok" or self._monitor.is_watching:
+            if not went_well or lease.feedback is not None or self._monitor.is_watching:
                 self._learn_from(lease)
         finally:
             now = self._locked.release_in_turn(lease.ticket)
             turn.depth = 0
-        if lease.outcome[0] == "ok":
+        if went_well:
             self.succeeded_at = now
         return now
 

@@ -10,7 +10,7 @@ from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.runtime import clock
 from gpu_admission.runtime.failure import log_failure
-from gpu_admission.types import Event, Observer
+from gpu_admission.types import Event, NamingObserver, Observer
 
 LeaseEvent: TypeAlias = Literal["admitted", "resized", "released", "shadow"]
 
@@ -32,7 +32,9 @@ class Events:
     def add(self, observer: Observer) -> None:
         """Call ``observer`` with each event from now on."""
         self.observers = (*self.observers, observer)
-        self.needs_request_id = any(getattr(each, "needs_request_id", False) for each in self.observers)
+        self.needs_request_id = any(
+            isinstance(each, NamingObserver) and each.needs_request_id for each in self.observers
+        )
 
     def started(self, capacity: int) -> None:
         """Work begins in this process."""

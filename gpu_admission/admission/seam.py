@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import Ticket
+from gpu_admission.guards.monitor import Limited
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.types import MemberSnapshot
 
@@ -18,7 +19,7 @@ Woken: TypeAlias = Callable[[Sequence[Ticket]], object]
 only schedule."""
 
 
-class Budget(Protocol):
+class Budget(Limited, Protocol):
     """A ledger, its turn and its wake-ups.
 
     Read ``ledger`` inside ``with budget:`` where several figures must agree, with ``now()`` for
@@ -113,33 +114,8 @@ class Budget(Protocol):
 
     # the whole
 
-    def held(self, device: int) -> tuple[int, int]:
-        """What ``device`` has in all, and how much of it leases hold."""
-        ...
-
-    def held_here(self, device: int) -> int:
-        """How much of it leases of this process hold."""
-        ...
-
-    def taken_by_others(self, device: int) -> int:
-        """What leases of other processes really take there, as these have measured it."""
-        ...
-
-    def allow(
-        self,
-        device: int,
-        *,
-        capacity: int | None = None,
-        ceiling: int | None = None,
-        max_running: int | None = None,
-    ) -> None:
-        """Set what ``device`` may hold, as ``Ledger.allow``."""
-
     def resize(self, capacity: int) -> None:
         """A new capacity for each device. Those who wait and can never fit now are refused."""
 
     def drain(self) -> None:
         """Let nothing into this process from now on, and refuse all who wait in it."""
-
-    def refuse_all(self) -> None:
-        """Send all away who wait in this process."""

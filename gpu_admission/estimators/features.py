@@ -13,24 +13,12 @@ from operator import attrgetter
 from typing import Any, TypeAlias
 
 from gpu_admission.sizes import MAX_BYTES
-from gpu_admission.types import Workload
+from gpu_admission.types import SIZES, Workload
 
 Number: TypeAlias = "int | float"
 Feature: TypeAlias = Callable[[Workload], Number]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
-_FIELDS = (
-    "prompt_tokens",
-    "new_tokens",
-    "sequences",
-    "beams",
-    "width",
-    "height",
-    "frames",
-    "audio_seconds",
-    "tensor_bytes",
-    "context",
-)
 _DERIVED: Mapping[str, Feature] = {
     "total_prompt_tokens": lambda w: w.total_prompt_tokens or w.prompt_tokens,
     "tokens": lambda w: w.prompt_tokens + w.new_tokens,
@@ -64,13 +52,13 @@ def feature(name: str) -> Feature:
     """
     if not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a feature")
-    if name in _FIELDS:
+    if name in SIZES:
         reader: Feature = attrgetter(name)
         return reader
     own = name.removeprefix(_OWN)
     if own == name and name not in _DERIVED and name not in _READ:
         raise ValueError(
-            f"{name!r} is not a feature: known are {', '.join((*_FIELDS, *_DERIVED, *_READ))}; "
+            f"{name!r} is not a feature: known are {', '.join((*SIZES, *_DERIVED, *_READ))}; "
             f"a number that your dialect reads is written {_OWN + name!r}"
         )
     return _named(own, _DERIVED.get(name))
@@ -78,7 +66,7 @@ def feature(name: str) -> Feature:
 
 def written(name: str) -> str:
     """The feature that a dialect calls ``name``: with its prefix where it needs one."""
-    return name if name in (*_FIELDS, *_DERIVED, *_READ) or name.startswith(_OWN) else _OWN + name
+    return name if name in (*SIZES, *_DERIVED, *_READ) or name.startswith(_OWN) else _OWN + name
 
 
 def product(term: str) -> tuple[Feature, ...]:
@@ -110,7 +98,7 @@ def workload_of(values: Mapping[str, Any]) -> Workload:
 
     Raises ``ValueError`` for a name that is no feature.
     """
-    fields = {name: value for name, value in values.items() if name in (*_FIELDS, "total_prompt_tokens")}
+    fields = {name: value for name, value in values.items() if name in (*SIZES, "total_prompt_tokens")}
     others = {name: value for name, value in values.items() if name not in fields}
     for name in others:
         feature(name)

@@ -62,9 +62,11 @@ class Limited(Protocol):
         capacity: int | None = None,
         ceiling: int | None = None,
         max_running: int | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Set what ``device`` may hold, as ``Ledger.allow``."""
 
-    def refuse_all(self) -> None: ...
+    def refuse_all(self) -> None:
+        """Send all away who wait in this process."""
 
 
 class Monitor:

@@ -117,9 +117,10 @@ class Body(msgspec.Struct, eq=False):
         """Count what the app reads by itself: the limit is the same. Raises ``TooLarge``."""
         if message["type"] != "http.request":
             return
-        self.size += len(message.get("body", b""))
-        self.complete = not message.get("more_body", False)
-        if self.size > self._limits.max_body_bytes and not self.is_free:
+        self.size = size = self.size + len(message.get("body", b""))
+        if not message.get("more_body", False):
+            self.complete = True
+        if size > self._limits.max_body_bytes and not self.is_free:
             self.refusal = self._too_large()
             raise self.refusal
 
@@ -268,18 +269,19 @@ class Body(msgspec.Struct, eq=False):
         if kind == "http.disconnect":
             self.disconnected = message
             return
-        if self._messages:
-            self._messages.append(message)
-        else:
+        if not self._messages:
             self._messages = deque((message,))
-        if kind == "http.request" and not self.complete:
-            size = len(message.get("body", b""))
-            if self.size + size > self._limits.max_body_bytes:
-                raise self._too_large()
-            self.size += size
-            if len(self._messages) > MANY_MESSAGES:
+        else:
+            self._messages.append(message)
+            if len(self._messages) > MANY_MESSAGES and kind == "http.request" and not self.complete:
                 self._extra += MESSAGE_BYTES
-            self.complete = not message.get("more_body", False)
+        if kind == "http.request" and not self.complete:
+            size = self.size + len(message.get("body", b""))
+            if size > self._limits.max_body_bytes:
+                raise self._too_large()
+            self.size = size
+            if not message.get("more_body", False):
+                self.complete = True
 
     def _too_large(self) -> TooLarge:
         limit = format_bytes(self._limits.max_body_bytes)

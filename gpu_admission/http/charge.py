@@ -35,10 +35,10 @@ def ask(rule: Rule, info: RequestInfo) -> Estimate | Awaitable[object]:
     if estimator is None:
         raise LookupError(f"no pattern of the estimator mapping matches {rule.route}")
     result: object = estimator(info)
+    if type(result) is Estimate and type(result.bytes) is int and 0 < result.bytes <= MAX_BYTES:
+        return result
     if type(result) is int and 0 < result <= MAX_BYTES:
         return Estimate(result)
-    if isinstance(result, Estimate) and type(result.bytes) is int and 0 < result.bytes <= MAX_BYTES:
-        return result
     return result if isinstance(result, Awaitable) else checked(result)
 
 

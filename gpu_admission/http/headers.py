@@ -21,8 +21,8 @@ def of_the_body(scope: Scope) -> tuple[int | None, Sequence[str]]:
     """
     headers = scope.get("headers", ())
     named = dict(headers)
-    length: bytes = named.get(b"content-length", b"")
-    declared = int(length) if length.isdigit() and len(length) < 20 else None
+    length: bytes | None = named.get(b"content-length")
+    declared = int(length) if length and len(length) < 20 and length.isdigit() else None
     return declared, _encodings(headers) if b"content-encoding" in named else ()
 
 

@@ -24,6 +24,7 @@ from gpu_admission.http.body import Body
 from gpu_admission.http.charge import AsksForNothing, ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.clamp import clamp, clamped_body
 from gpu_admission.http.headers import deadline, has_no_body, of_the_body
+from gpu_admission.http.pickers import flow_of, lane_of, lane_of_unreadable
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.unpack import UNPACKED_HERE, is_short, unpack
 from gpu_admission.request import RequestInfo
@@ -97,23 +98,24 @@ class Intake:
         Of a request that the rule lets be empty ``AsksForNothing``, too.
         ``may_clamp``: the app will read the body from us, so that it may be rewritten.
         """
-        admission = self.admission
+        admission, rule, loop = self.admission, self.rule, self.body.loop
         if admission.events.needs_request_id:
             name_request(self.scope)
         if admission.mode == "off":
             return await self._unread()
-        rule, entrance = self.rule, admission.entrance
         try:
-            if not entrance.is_open(self.body.loop):
+            # What starts at a fixed size was let in: only where it does not, it is asked why.
+            estimated = None if admission.picks_lanes else rule.fixed
+            if estimated is None and not admission.entrance.is_open(loop):
                 await self._check_open()
-            packed = self._encodings()
-            estimated = rule.fixed
-            if estimated is None or admission.pickers_read:
-                estimated = await self.estimate(packed, may_clamp=may_clamp)
-            elif admission.picks_lanes:
-                self._choose_lane()
+            declared, packed = of_the_body(self.scope)
+            if (declared or self._read_size) > admission.settings.max_body_bytes:
+                await self._check_open()  # one that is closed says so first
+                raise self._too_large(declared)
+            if estimated is None:
+                estimated = self._picked() or await self.estimate(packed, may_clamp=may_clamp)
             self.needed = estimated.bytes
-            lease = entrance.start(estimated, self.lane, self.flow, rule.route, self.body.loop)
+            lease = admission.entrance.start(estimated, self.lane, self.flow, rule.route, loop)
             if lease is None:
                 lease = await self._acquired(estimated)
             self.body.lease = lease
@@ -142,15 +144,10 @@ class Intake:
         if not (self.rule.may_be_empty and has_no_body(self.scope)):
             entrance.check_open()
 
-    def _encodings(self) -> Sequence[str]:
-        """Those of the body, where it isn't declared to be too large. Raises ``TooLarge``."""
-        declared, packed = of_the_body(self.scope)
-        if (declared or self._read_size) > self.admission.settings.max_body_bytes:
-            raise self._too_large(declared or 0)
-        return packed
-
     async def _acquired(self, estimated: Estimate) -> Lease:
         """The lease of a request that does not start at once."""
+        if estimated is self.rule.fixed:
+            await self._check_open()
         return await self.admission.entrance.acquire(
             estimated,
             lane=self.lane,
@@ -177,16 +174,24 @@ class Intake:
         self.body.lease = lease = await self.admission.acquire(charged, route=self.rule.route)
         return lease
 
-    def _too_large(self, declared: int) -> TooLarge:
+    def _too_large(self, declared: int | None) -> TooLarge:
         limit = format_bytes(self.admission.settings.max_body_bytes)
         if self._read_size:
             return TooLarge("body_too_large", f"the body is larger than max_body_bytes={limit}")
         return TooLarge(
             "body_too_large",
-            f"Content-Length of {format_bytes(declared)} is above max_body_bytes={limit}",
+            f"Content-Length of {format_bytes(declared or 0)} is above max_body_bytes={limit}",
         )
 
     # what it takes
+
+    def _picked(self) -> Estimate | None:
+        """A fixed size, the lane chosen; ``None`` where the body has to be read for either."""
+        fixed = self.rule.fixed
+        if fixed is None or self.admission.pickers_read:
+            return None
+        self._choose_lane()
+        return fixed
 
     async def estimate(self, packed: Sequence[str] = (), *, may_clamp: bool = False) -> Estimate:
         """What is charged; lane and flow are chosen on the way.
@@ -299,8 +304,9 @@ class Intake:
                 raise AsksForNothing
             raise error
         as_it_came = (await self.estimate()).bytes if packed and self.body.size else 0
-        if self._is_read_by(self.admission.settings.lane):
-            self.lane = self._last_lane
+        lane = lane_of_unreadable(self.admission)
+        if lane is not None:
+            self.lane = lane
         return Estimate(max(fallback, as_it_came), notes=(f"{error.detail}: fallback charged",))
 
     def _failed(self, error: Exception) -> Estimate:
@@ -336,47 +342,10 @@ class Intake:
             return limit
         return max(0.0, limit - (anyio.current_time() - self._arrived))
 
-    # where it waits
-
     def _choose_lane(self) -> None:
-        settings = self.admission.settings
-        if settings.lane is not None:
-            self.lane = self._lane_of(settings.lane)
-        if settings.flow is not None:
-            self.flow = self._flow_of(settings.flow)
-
-    def _lane_of(self, picker: Callable[[RequestInfo], Any]) -> int:
-        """The lane that ``picker`` names; where what the client sent makes it fail, the last one."""
-        try:
-            name = picker(self.info)
-        except UnreadableBody:
-            return self._last_lane
-        except Rejected:
-            raise  # its body unpacks to too much
-        except Exception as error:
-            log_failure(f"lane failed on {self.rule.route}", error, "the last lane is taken")
-            return self._last_lane
-        return self.admission.entrance.lane_index(name if name in self.admission.lane_names else None)
-
-    def _flow_of(self, picker: Callable[[RequestInfo], Any]) -> Any:
-        """The key that ``picker`` names; what can't be one, ``None`` too, is as none."""
-        try:
-            flow = picker(self.info)
-        except UnreadableBody:
-            return ""
-        except Rejected:
-            raise
-        except Exception as error:
-            log_failure(f"flow failed on {self.rule.route}", error, "the default is taken")
-            return ""
-        return _key(flow)
-
-    @property
-    def _last_lane(self) -> int:
-        return len(self.admission.lane_names) - 1
-
-    def _is_read_by(self, picker: Callable[[RequestInfo], Any] | None) -> bool:
-        return picker is not None and bool(getattr(picker, "needs_body", True))
+        route, info = self.rule.route, self.info
+        self.lane = lane_of(self.admission, route, info)
+        self.flow = flow_of(self.admission, route, info)
 
     def refuse(self, rejected: Rejected) -> None:
         """Complete and count a refusal of this request."""
@@ -389,11 +358,3 @@ def _copy(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> byte
     if not body.is_whole:
         copies.take(body.size)
     return unpack(body.content(), packed, limit, copies) if packed else body.content()
-
-
-def _key(flow: Any) -> Any:
-    try:
-        hash(flow)
-    except TypeError:
-        return ""
-    return "" if flow is None else flow

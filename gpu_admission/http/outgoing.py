@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gpu_admission.admission.context import Holder, innermost, step_in
+from gpu_admission.admission.context import innermost, step_in
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.http.answer import Answer
@@ -25,7 +25,8 @@ from gpu_admission.http.timing import timed
 from gpu_admission.runtime.timelimit import ENDED, NOT_BEGUN, rest
 from gpu_admission.types import Message, Send
 
-_LAST = {"http.response.body", "http.response.zerocopysend", "http.response.pathsend"}
+_BODY = "http.response.body"
+_LAST = {_BODY, "http.response.zerocopysend", "http.response.pathsend"}
 
 
 class Response(msgspec.Struct, eq=False):
@@ -51,20 +52,19 @@ class Response(msgspec.Struct, eq=False):
         if message["type"] == "http.response.start":
             self._begin(message)
         elif not message.get("more_body", False):
-            is_last = ends(message, self._trailers)
+            is_last = (not self._trailers and message["type"] == _BODY) or ends(message, self._trailers)
         if self.kept is not None:
             await self._keep(message)
             return
-        inside: Holder | None = None
         if is_last:
             self.is_whole = self.start is not None
             inside = innermost()
             step_in(self._lease.outer)  # see ``context.outside``
         try:
-            call, waits_for = self._send(message), NOT_BEGUN
-            if self._body.loop is not None and type(call) is CoroutineType:
-                waits_for = next(call.__await__(), ENDED)
-            if waits_for is not ENDED:
+            call = self._send(message)
+            if type(call) is not CoroutineType or self._body.loop is None:
+                await self._waited_for(call, NOT_BEGUN)
+            elif (waits_for := next(call.__await__(), ENDED)) is not ENDED:
                 await self._waited_for(call, waits_for)
         finally:
             if is_last:
@@ -143,9 +143,10 @@ class Response(msgspec.Struct, eq=False):
 
 def ends(message: Message, trailers: bool) -> bool:
     """Whether a response is whole with ``message``; ``trailers``: they were announced."""
-    if message["type"] == "http.response.trailers":
+    kind = message["type"]
+    if kind == "http.response.trailers":
         return not message.get("more_trailers", False)
-    return message["type"] in _LAST and not trailers and not message.get("more_body", False)
+    return kind in _LAST and not trailers and not message.get("more_body", False)
 
 
 def shaped(intake: Intake, lease: Lease, send: Send) -> Send:

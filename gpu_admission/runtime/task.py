@@ -45,12 +45,9 @@ def is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def running_task(loop: asyncio.AbstractEventLoop | None = None) -> int | None:
-    """The identity of the running task; ``None`` in a thread without an event loop.
-
-    ``loop``: the running asyncio loop, where the caller knows it.
-    """
-    loop = running_asyncio() if loop is None else loop
+def running_task() -> int | None:
+    """The identity of the running task; ``None`` in a thread without an event loop."""
+    loop = running_asyncio()
     if loop is not None:
         return id(asyncio.current_task(loop))
     if "trio" in sys.modules:

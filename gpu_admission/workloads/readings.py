@@ -18,7 +18,7 @@ from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.multipart import HEAD
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.request import Part
-from gpu_admission.types import Workload
+from gpu_admission.types import SIZES, Workload
 from gpu_admission.workloads.forms import media_type, read_form, read_parts
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def larger(one: Workload, other: Workload) -> Workload:
     longest = max(one.prompt_tokens, other.prompt_tokens)
     total = max(one.total_prompt_tokens, other.total_prompt_tokens, longest)
     images = one.images if one.images == other.images else (*one.images, *other.images)[:_MOST_IMAGES]
-    sizes: dict[str, Any] = {name: max(getattr(one, name), getattr(other, name)) for name in _SIZES}
+    sizes: dict[str, Any] = {name: max(getattr(one, name), getattr(other, name)) for name in SIZES}
     return replace(
         one,
         **sizes,
@@ -84,20 +84,6 @@ def larger(one: Workload, other: Workload) -> Workload:
         defaulted=tuple(dict.fromkeys((*one.defaulted, *other.defaulted))),
         features={**other.features, **_larger_features(one, other)},
     )
-
-
-_SIZES = (
-    "prompt_tokens",
-    "new_tokens",
-    "sequences",
-    "beams",
-    "width",
-    "height",
-    "frames",
-    "audio_seconds",
-    "tensor_bytes",
-    "context",
-)
 
 
 def _larger_features(one: Workload, other: Workload) -> dict[str, float]:
