@@ -14,7 +14,7 @@ from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.http import websocket
 from gpu_admission.http.charge import AsksForNothing
 from gpu_admission.http.inside import block_for, run_inside
-from gpu_admission.http.intake import Intake
+from gpu_admission.http.intake import intake_of
 from gpu_admission.http.lifespan import started_with
 from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import run
@@ -54,7 +54,7 @@ class GPUAdmission:
         if rule is None or admission.mode == "off":
             await self._pass(scope, receive, send)
             return
-        intake = Intake(admission, rule, scope, receive)
+        intake = intake_of(admission, rule, scope, receive)
         waiting = WhileWaiting(intake, send) if self._tells_waiting else None
         is_inside = innermost() is not None and admission.entrance.held() is not None
         try:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol, TypeAlias
 
 import anyio
+import msgspec
 
 from gpu_admission.admission.feedback import Feedback
 from gpu_admission.admission.shares import Share
@@ -23,7 +24,6 @@ from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Device, Estimate
 
 Kind: TypeAlias = Literal["ok", "error", "oom", "fault", "client"]
-_numbers = itertools.count(1)
 
 
 class Issuer(Protocol):
@@ -67,11 +67,17 @@ class Issuer(Protocol):
         ...
 
 
-class Lease:
+class Lease(msgspec.Struct, eq=False, weakref=True):
     """The held right to use ``bytes`` of ``device``. It ends once; every method is thread-safe."""
 
-    # Defaults are the class's: most leases need none of them.
-    ended = False
+    issuer: Issuer
+    ticket: Ticket
+    estimate: Estimate
+    """What was charged, and why."""
+    route: str
+    number: int = msgspec.field(default_factory=itertools.count(1).__next__)
+    """Counts leases in this process; joins the events of one lease."""
+    ended: bool = False
     peak: int | None = None
     """The most bytes that ``record_peak`` was given."""
     outcome: tuple[Kind, str] = ("ok", "")
@@ -83,24 +89,15 @@ class Lease:
     """The request's task, where it sends its response while the lease is in its context."""
     feedback: Feedback | None = None
     """For an estimator that learns from the end of this lease."""
-    task_id = 0
+    task_id: int = 0
     """Of the task that it was entered in; 0 where that was a thread."""
     estimator: object = None
     """What has priced its request."""
     share: Share | None = None
     """What is asked of it, once a block inside its request has asked."""
-    handles = 0
-    returned = False
+    handles: int = 0
+    returned: bool = False
     """The app has: nothing but open handles, and blocks that outlive the request, hold it."""
-
-    def __init__(self, issuer: Issuer, ticket: Ticket, estimate: Estimate, route: str) -> None:
-        self.issuer = issuer
-        self.ticket = ticket
-        self.estimate = estimate
-        """What was charged, and why."""
-        self.route = route
-        self.number = next(_numbers)
-        """Counts leases in this process; joins the events of one lease."""
 
     @property
     def admission(self) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
+import msgspec
 
 from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import Copies
@@ -34,11 +35,18 @@ from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Receive, Scope
 
 
-class Intake:
-    """One request on its way to a lease. ``body`` is the ``receive`` for the app behind."""
+class Intake(msgspec.Struct, eq=False):
+    """One request on its way to a lease, made by ``intake_of``. ``body`` is the app's ``receive``."""
 
-    # Defaults are the class's: a request that starts at once changes few of them.
-    lane = 0
+    admission: Admission
+    rule: Rule
+    scope: Scope
+    body: Body
+    _info: RequestInfo | None = None
+    _is_read: bool = False
+    """A framework has read the body before us: ``info`` has what is left of it."""
+    _read_size: int = 0
+    lane: int = 0
     flow: Any = None
     needed: int | None = None
     """Bytes, once they are estimated."""
@@ -48,36 +56,9 @@ class Intake:
     """Called with its place in the queue, where it has to wait."""
     clamped_to: int | None = None
     """The token limit that was set in the body for a hot device."""
-    _info: RequestInfo | None = None
     _copies: Copies | None = None
     _arrived: float | None = None
     """When it first had to wait for its estimate: the wait in the queue is the shorter by that."""
-
-    _is_read = False
-    """A framework has read the body before us: ``info`` has what is left of it."""
-
-    _read_size = 0
-
-    def __init__(
-        self,
-        admission: Admission,
-        rule: Rule,
-        scope: Scope,
-        receive: Receive,
-        *,
-        info: RequestInfo | None = None,
-        read_size: int = 0,
-    ) -> None:
-        """``read_size``: bytes of the body that were read before; ``info``: where it is gone with that."""
-        self.admission = admission
-        self.rule = rule
-        self.scope = scope
-        self.body = Body(receive, admission.buffer, admission.settings, scope, admission.mode != "enforce")
-        if info is not None:
-            self._info = info
-            self._is_read = True
-        if read_size:
-            self._read_size = read_size
 
     @property
     def info(self) -> RequestInfo:
@@ -350,6 +331,20 @@ class Intake:
     def refuse(self, rejected: Rejected) -> None:
         """Complete and count a refusal of this request."""
         self.admission.entrance.refused(rejected, lane=self.lane, route=self.rule.route, needed=self.needed)
+
+
+def intake_of(
+    admission: Admission,
+    rule: Rule,
+    scope: Scope,
+    receive: Receive,
+    *,
+    info: RequestInfo | None = None,
+    read_size: int = 0,
+) -> Intake:
+    """``read_size``: bytes of the body that were read before; ``info``: where it is gone with that."""
+    body = Body(receive, admission.buffer, admission.settings, scope, admission.mode != "enforce")
+    return Intake(admission, rule, scope, body, info, info is not None, read_size)
 
 
 def _copy(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> bytes:

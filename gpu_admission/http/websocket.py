@@ -15,7 +15,7 @@ from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.http.inside import block_for, run_inside
-from gpu_admission.http.intake import Intake
+from gpu_admission.http.intake import Intake, intake_of
 from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import end
 from gpu_admission.request import Estimator, RequestInfo
@@ -34,7 +34,7 @@ async def serve(
     handshake = {**scope, "type": "http", "method": "GET"}
     rule = Rule(rule.path, rule.route, _without_body(rule.estimator), rule.dialect)
     info = RequestInfo(handshake, path=rule.path)
-    intake = Intake(admission, rule, handshake, functools.partial(_receive, receive), info=info)
+    intake = intake_of(admission, rule, handshake, functools.partial(_receive, receive), info=info)
     try:
         is_inside = admission.entrance.held() is not None
         if is_inside:

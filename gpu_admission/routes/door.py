@@ -21,7 +21,7 @@ from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.errors import AdmissionError, ClientLeft, Rejected
 from gpu_admission.http.body import Body
 from gpu_admission.http.inside import block_for, run_inside
-from gpu_admission.http.intake import Intake
+from gpu_admission.http.intake import Intake, intake_of
 from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import end, run
 from gpu_admission.request import Estimator
@@ -166,7 +166,7 @@ class Door:
     def _intake(self, request: Request) -> Intake:
         rule = self._rule(request.scope)
         read = read_already(request, rule)
-        intake = Intake(
+        intake = intake_of(
             self.admission, rule, request.scope, read.receive, info=read.info, read_size=read.size
         )
         intake.body.keeps_besides(read.kept)

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_admission import Admission, Estimate, RequestInfo, TooLarge, UnreadableBody, Workload
 from gpu_admission.bodies.large import LARGE_BYTES
-from gpu_admission.http.intake import Intake
+from gpu_admission.http.intake import intake_of
 from gpu_admission.rules.metering import Metering, Rule
 from gpu_admission.types import Message
 from tests.cases.harness import http_scope
@@ -38,7 +38,7 @@ async def estimate(rule: Rule, size: int = 1) -> Estimate:
         return {"type": "http.request", "body": b"x" * size}
 
     scope = http_scope()
-    return await Intake(admission, rule, scope, receive).estimate()
+    return await intake_of(admission, rule, scope, receive).estimate()
 
 
 def rule(estimator: Any, dialect: Any = None) -> Rule:
