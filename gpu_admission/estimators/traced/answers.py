@@ -47,6 +47,7 @@ class Answers:
             aten.index.Tensor: self._indexed,
             aten._to_copy.default: self._moved,
             aten.equal.default: self._equal,
+            aten._grouped_mm.default: self._grouped,
         }
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,6 +125,16 @@ class Answers:
 
     def _equal(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return False if any(a.is_meta for a in args) else func(*args, **kwargs)
+
+    def _grouped(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Its meta form takes bfloat16 only, and the kernels take more: rows by experts' columns."""
+        rows, experts = args[:2]
+        if not rows.is_meta or rows.dtype == torch.bfloat16 or (rows.dim(), experts.dim()) != (2, 3):
+            return self._plain(func, args, kwargs)
+        aligned = 16 // rows.element_size()
+        columns = experts.shape[-1]
+        strides = (-(-columns // aligned) * aligned, 1)
+        return torch.empty_strided((rows.shape[0], columns), strides, dtype=rows.dtype, device="meta")
 
 
 def _found(mask: torch.Tensor, routing: bool) -> int:

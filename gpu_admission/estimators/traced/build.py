@@ -19,6 +19,7 @@ from gpu_admission.estimators.traced.configs import Kind, kind_of, read_config, 
 
 AttentionKind: TypeAlias = Literal["flash", "sdpa", "eager"]
 ExpertsKind: TypeAlias = Literal["grouped_mm", "batched_mm", "eager"]
+KernelsKind: TypeAlias = Literal["torch", "fused"]
 Sampling: TypeAlias = Literal["greedy", "top_k", "top_p"]
 
 _AUTO: Final = {
@@ -37,6 +38,7 @@ class Choices:
     dtype: str | None = None
     attention: AttentionKind = "sdpa"
     experts: ExpertsKind = "grouped_mm"
+    kernels: KernelsKind = "torch"
     sampling: Sampling = "top_p"
     beams: int = 1
     padded: bool = True

@@ -57,6 +57,12 @@ def _parser() -> argparse.ArgumentParser:
         default="grouped_mm",
         help="(default %(default)s)",
     )
+    add(
+        "--kernels",
+        choices=("torch", "fused"),
+        default="torch",
+        help="of state-space layers (default %(default)s)",
+    )
     add("--sampling", choices=("greedy", "top_k", "top_p"), default="top_p", help="(default %(default)s)")
     add("--beams", type=int, default=1, metavar="N", help="beam width (default 1)")
     add("--no-images", action="store_true", help="the server takes no images, though the model could")
@@ -79,6 +85,7 @@ def _trace(options: argparse.Namespace) -> Traced:
         dtype=options.dtype,
         attention=options.attention,
         experts=options.experts,
+        kernels=options.kernels,
         sampling=options.sampling,
         beams=options.beams,
         vision=None if options.no_images else "config",

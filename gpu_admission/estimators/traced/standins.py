@@ -36,9 +36,19 @@ def _sdpa(
     mask = None
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         mask = attn_mask.new_empty(attn_mask.shape, dtype=query.dtype)
+    if query.dim() == 4 and query.shape[1] != key.shape[1] and not options.get("enable_gqa"):
+        # Heads that are broadcast: no fused kernel takes them, and torch falls back on its own code.
+        return _plain_sdpa(query, key, value, attn_mask if mask is None else mask, *others, **options)
     out = _output(query, value)
     query.new_empty(query.shape[:-1], dtype=torch.float32)  # a number for each query
     del mask
+    return out
+
+
+def _plain_sdpa(*args: Any, **options: Any) -> torch.Tensor:
+    """The scores of every pair, in torch's own operators."""
+    options.pop("enable_gqa", None)
+    out: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(*args, **options)[0]
     return out
 
 

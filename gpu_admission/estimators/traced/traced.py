@@ -63,6 +63,7 @@ class Traced:
         dtype: str | None = None,
         attention: Literal["flash", "sdpa", "eager"] = "sdpa",
         experts: Literal["grouped_mm", "batched_mm", "eager"] = "grouped_mm",
+        kernels: Literal["torch", "fused"] = "torch",
         sampling: Literal["greedy", "top_k", "top_p"] = "top_p",
         beams: int = 1,
         padded: bool = True,
@@ -76,6 +77,8 @@ class Traced:
         - ``dtype``: what it computes in; by default what its config says, else bfloat16.
         - ``attention``, ``experts``: the implementations that the server chose. ``grouped_mm`` is
           what the library takes by default; it decodes with ``batched_mm``.
+        - ``kernels``: ``fused`` where the server has causal-conv1d, mamba-ssm or
+          flash-linear-attention installed, for state-space layers and linear attention.
         - ``sampling``: the most that requests may ask for; each keeps more copies of the logits.
         - ``beams``: the beam width that the server uses.
         - ``padded``: batches may hold prompts of different lengths, and then need masks.
@@ -91,6 +94,7 @@ class Traced:
             dtype=dtype,
             attention=_one_of("attention", attention, ("flash", "sdpa", "eager")),
             experts=_one_of("experts", experts, ("grouped_mm", "batched_mm", "eager")),
+            kernels=_one_of("kernels", kernels, ("torch", "fused")),
             sampling=_one_of("sampling", sampling, ("greedy", "top_k", "top_p")),
             beams=beams,
             padded=padded,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Final, Literal, cast
 
@@ -20,6 +20,7 @@ from gpu_admission.estimators.traced.answers import Answers
 from gpu_admission.estimators.traced.build import AttentionKind, Built, Choices, build, quietly
 from gpu_admission.estimators.traced.configs import longest, windows
 from gpu_admission.estimators.traced.grid import Axis, Group, PhaseOf, Sizes, trace_groups
+from gpu_admission.estimators.traced.kernels import StateSpaceKernels
 from gpu_admission.estimators.traced.peaks import Tower, Trace
 from gpu_admission.estimators.traced.remembered import Remembered
 from gpu_admission.estimators.traced.standins import FlashAttention, FusedAttention
@@ -41,6 +42,8 @@ _SAMPLING: Final[Mapping[str, Mapping[str, Any]]] = {
     "top_k": {"do_sample": True, "top_k": 50},
     "top_p": {"do_sample": True, "top_k": 50, "top_p": 0.9},
 }
+_SIDE: Final = 224
+"""Pixels of a picture's side, where a config does not say for which the model was made."""
 _LOGPROBS: Final = "prompt logprobs"
 
 
@@ -59,6 +62,7 @@ def trace(source: Any, choices: Choices, vision: Vision | Literal["config"] | No
             "dtype": str(built.dtype).removeprefix("torch."),
             "attention": built.attention,
             "experts": choices.experts,
+            "kernels": choices.kernels,
             "sampling": choices.sampling,
             "beams": str(choices.beams),
             "transformers": transformers.__version__,
@@ -92,6 +96,8 @@ def _tower(built: Built, vision: Vision | Literal["config"] | None) -> Tower | N
 def _run(source: Any, choices: Choices) -> Run:
     """A run with the attention that was asked for, where the model has it."""
     run = Run(build(source, choices), choices)
+    if choices.kernels == "fused" and not run.uses_kernels():
+        run.notes.add("no layer of the model takes fused state-space kernels")
     if choices.attention != "flash" or run.uses_flash():
         return run
     run = Run(build(source, replace(choices, attention="eager")), choices)
@@ -166,6 +172,7 @@ class Run:
         self.built = built
         self.choices = choices
         self._flash = FlashAttention()
+        self._kernels = StateSpaceKernels(built.model)
         self._generated: dict[Any, Mapping[str, Record]] = {}
         self._remembered = Remembered()
         self._known = [*built.model.parameters(), *built.model.buffers()]
@@ -174,6 +181,11 @@ class Run:
         """Whether any layer takes the stand-in for flash attention."""
         self.small(12)
         return self._flash.calls > 0
+
+    def uses_kernels(self) -> bool:
+        """Whether any layer takes the stand-ins for fused state-space kernels."""
+        self.small(12)
+        return self._kernels.calls > 0
 
     def small(self, tokens: int) -> Mapping[str, Record]:
         """A run at few tokens."""
@@ -209,6 +221,7 @@ class Run:
                 _flash(self._flash),
                 FusedAttention(),
                 Places(self.built.model, tracer),
+                self._kernels if self.choices.kernels == "fused" else nullcontext(),
             ):
                 stack.enter_context(scope)
             with tracer:
@@ -232,6 +245,9 @@ class Run:
             decoder_start_token_id=0,
             eos_token_id=None,
             use_cache=True,
+            # They read what was written, which is not there, and hold next to nothing.
+            no_repeat_ngram_size=0,
+            encoder_no_repeat_ngram_size=0,
             **_SAMPLING[self.choices.sampling],
         )
         model = self.built.model
@@ -247,6 +263,10 @@ class Run:
         if self.built.input == "input_ids":
             ids = torch.zeros((rows, sizes["prompt_tokens"]), dtype=torch.long, device="meta")
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            if kind == "encoder" and hasattr(config, "vision_config"):  # a picture for each text
+                inputs["pixel_values"] = _features(
+                    config.vision_config, "pixel_values", rows, self.built.dtype
+                )
         else:
             inputs = {self.built.input: _features(config, self.built.input, rows, self.built.dtype)}
         if kind in ("speech", "encoder-decoder"):
@@ -258,7 +278,7 @@ class Run:
 def _features(config: Any, name: str, rows: int, dtype: torch.dtype) -> torch.Tensor:
     """An input that is no text: a window of sound, or a picture of the size that the model was made for."""
     if name == "pixel_values":
-        side = config.image_size
+        side = getattr(config, "image_size", None) or _SIDE
         height, width = (side, side) if isinstance(side, int) else side
         return torch.zeros(
             (rows, getattr(config, "num_channels", 3), height, width), dtype=dtype, device="meta"
