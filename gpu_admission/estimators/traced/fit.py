@@ -15,7 +15,8 @@ from operator import gt, mul
 from typing import Final, TypeAlias
 
 from gpu_admission.estimators.leastsquares import solve
-from gpu_admission.estimators.traced.peaks import Number, Peak, products
+from gpu_admission.estimators.traced.compiled import Number
+from gpu_admission.estimators.traced.peaks import Peak, products
 
 Place: TypeAlias = "tuple[str, str]"
 Record: TypeAlias = Mapping[Place, Sequence[int]]

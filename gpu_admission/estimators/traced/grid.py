@@ -14,8 +14,9 @@ from typing import Final, TypeAlias
 
 from msgspec import structs
 
+from gpu_admission.estimators.traced.compiled import Number
 from gpu_admission.estimators.traced.fit import Record, fit_peaks
-from gpu_admission.estimators.traced.peaks import FitCheck, Number, Peak, Phase, Piece
+from gpu_admission.estimators.traced.peaks import FitCheck, Peak, Phase, Piece
 
 Sizes: TypeAlias = "dict[str, int]"
 Run: TypeAlias = Callable[[Sizes], Mapping[str, Record]]

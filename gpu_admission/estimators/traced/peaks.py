@@ -6,16 +6,12 @@ no search for the numbers (that is ``fit``).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from operator import le, mul
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from gpu_admission.estimators.traced.compiled import Number, Reader, compiled
 from gpu_admission.estimators.vision import Vision
-
-Number: TypeAlias = "int | float"
 
 
 class Peak(msgspec.Struct, frozen=True):
@@ -124,61 +120,10 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """How long the tracing took."""
 
 
-Highest: TypeAlias = "tuple[Number, int, Sequence[Number]]"
-"""Bytes, the place of the peak in ``Phase.peaks``, and the products that its coefficients are for."""
-_Reader: TypeAlias = "Callable[[Sequence[Number]], Highest]"
-_Pieces: TypeAlias = "list[tuple[list[Number], list[tuple[int, tuple[Number, ...]]]]]"
-
-
-def reader(phase: Phase) -> _Reader:
+def reader(phase: Phase) -> Reader:
     """A quick function of the values of the phase's axes."""
-    pieces: _Pieces = []
-    place = 0
-    for piece in phase.pieces:
-        peaks = [(place + i, peak.coefficients) for i, peak in enumerate(piece.peaks)]
-        pieces.append(([math.inf if u is None else u for u in piece.upto], peaks))
-        place += len(peaks)
-    find = _two_axes(pieces) if phase.degrees in ((1, 1), (1, 2)) else _any_axes(pieces, phase.degrees)
-    steps = phase.steps
-    if max(steps) == 1:
-        return find
-    return lambda values: find([-(-v // s) * s for v, s in zip(values, steps, strict=True)])
-
-
-def _any_axes(pieces: _Pieces, degrees: Sequence[int]) -> _Reader:
-    last = pieces[-1][1]
-
-    def highest(values: Sequence[Number]) -> Highest:
-        peaks = next((those for limits, those in pieces if all(map(le, values, limits))), last)
-        powers = products(values, degrees)
-        size, place = max([(sum(map(mul, c, powers)), i) for i, c in peaks])
-        return size, place, powers
-
-    return highest
-
-
-def _two_axes(pieces: _Pieces) -> _Reader:
-    """Rows by tokens, which most phases are, written out: it runs for each request."""
-    known = [(limits[0], limits[1], [(i, (*c, 0, 0)[:6]) for i, c in peaks]) for limits, peaks in pieces]
-
-    def highest(values: Sequence[Number]) -> Highest:
-        x, y = values
-        peaks = known[-1][2]
-        for most_x, most_y, those in known:
-            if x <= most_x and y <= most_y:
-                peaks = those
-                break
-        best: Number = -math.inf
-        place = 0
-        xy, yy = x * y, y * y
-        xyy = xy * y
-        for i, (one, by_x, by_y, by_xy, by_yy, by_xyy) in peaks:
-            size = one + by_x * x + by_y * y + by_xy * xy + by_yy * yy + by_xyy * xyy
-            if size > best:
-                best, place = size, i
-        return best, place, (1, x, y, xy, yy, xyy)
-
-    return highest
+    pieces = [(piece.upto, [peak.coefficients for peak in piece.peaks]) for piece in phase.pieces]
+    return compiled(pieces, phase.degrees, phase.steps)
 
 
 def products(values: Sequence[Number], degrees: Sequence[int]) -> list[Number]:

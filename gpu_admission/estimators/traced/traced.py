@@ -14,7 +14,8 @@ from typing import Any, Final, Literal
 
 from gpu_admission.estimators.features import Feature, feature
 from gpu_admission.estimators.terms import assumed, clamp, render
-from gpu_admission.estimators.traced.peaks import Number, Phase, Trace, product_names, reader
+from gpu_admission.estimators.traced.compiled import Number
+from gpu_admission.estimators.traced.peaks import Phase, Trace, product_names, reader
 from gpu_admission.estimators.traced.saved import read_trace, write_trace
 from gpu_admission.estimators.vision import Vision
 from gpu_admission.request import RequestInfo
