@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpu_admission.cli import main
 from gpu_admission.estimators import Traced
 from gpu_admission.types import Workload
 
@@ -86,6 +89,67 @@ def test_experts_and_shared_heads_in_full_precision_take_what_they_really_take_o
     traced = Traced.transformers(config, dtype="float32", padded=False, **PLAIN)
     charged = traced.estimate(Workload(prompt_tokens=200, new_tokens=3)).bytes
     assert charged == pytest.approx(real_peak(generate(config, 200)), rel=0.05)
+
+
+LLAMA = {
+    **NARROW,
+    "model_type": "llama",
+    "intermediate_size": 160,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+BERT = {**NARROW, "model_type": "bert", "intermediate_size": 160, "num_attention_heads": 4}
+
+
+def checked(config: dict[str, Any], path: Path, capsys: pytest.CaptureFixture[str], *more: str) -> list[str]:
+    """What ``--check`` has printed, by lines."""
+    path.write_text(json.dumps(config))
+    assert main(["trace", str(path), "--check", "-o", str(path.with_suffix(".trace")), *more]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", [LLAMA, BERT, BLENDERBOT], ids=lambda config: config["model_type"])
+def test_a_check_prints_what_was_traced_beside_what_was_measured(
+    config: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    lines = checked(config, tmp_path / "config.json", capsys, "--dtype", "float32")
+    ratios = ratios_of(lines, "measured on cpu")
+    assert len(ratios) >= 2
+    assert all(0.94 <= ratio <= 1.1 for ratio in ratios), lines
+    assert sum(0.99 <= ratio <= 1.01 for ratio in ratios) >= len(ratios) / 2, lines
+
+
+def ratios_of(lines: list[str], where: str) -> list[float]:
+    """Traced by measured, of each row of the table that is headed ``where``."""
+    (head,) = (number for number, line in enumerate(lines) if where in line)
+    (end,) = (number for number, line in enumerate(lines) if "take more than they are charged" in line)
+    return [float(row.split()[-3]) for row in lines[head + 1 : end]]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.parametrize("config", [LLAMA, MIXTRAL], ids=lambda config: config["model_type"])
+def test_a_check_on_a_card_is_near_what_its_allocator_counts(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = {**config, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
+    lines = checked(wide, tmp_path / "config.json", capsys, "--dtype", "bfloat16")
+    assert all(0.95 <= ratio <= 1.1 for ratio in ratios_of(lines, "measured on cuda")), lines
+
+
+def test_a_check_of_weights_that_do_not_fit_says_how_much_they_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("os.sysconf", lambda name: 10)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert main(["trace", str(tmp_path / "config.json"), "--check"]) == 1
+    assert "100 B are free on cpu" in capsys.readouterr().err
 
 
 def test_rules_on_what_may_be_repeated_need_no_text() -> None:

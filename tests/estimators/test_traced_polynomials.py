@@ -17,7 +17,7 @@ numbers = st.one_of(st.just(0), st.integers(-9, 9), st.floats(-9, 9, allow_subno
 
 
 @given(st.data())
-def test_the_function_is_the_highest_of_its_polynomials_in_the_range_of_its_sizes(
+def test_the_function_is_the_highest_polynomial_in_the_range_of_its_sizes(
     data: st.DataObject,
 ) -> None:
     degrees = data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=3))

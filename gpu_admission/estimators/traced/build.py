@@ -66,26 +66,29 @@ class Built:
         return name
 
 
-def build(source: Any, choices: Choices) -> Built:
-    """The model of a configuration, its path, or another model. Raises ``ValueError``."""
+def build(source: Any, choices: Choices, device: str = "meta") -> Built:
+    """The model of a configuration, its path, or another model, on ``device``. Raises ``ValueError``.
+
+    On a real device its weights are made up, and its kernels must be installed.
+    """
     given = isinstance(source, torch.nn.Module)
     config = source.config if given else read_config(source)
     kind, dtype = kind_of(config), torch_dtype(config, choices.dtype)
     make = type(source)._from_config if given else _AUTO[kind].from_config
     notes: set[str] = set()
-    with quietly(), torch.device("meta"), torch.no_grad():
+    with quietly(), torch.device(device), torch.no_grad():
         model, attention = _made(
-            lambda kind: make(config, dtype=dtype, attn_implementation=kind), choices, notes
+            lambda kind: make(config, dtype=dtype, attn_implementation=kind), choices, notes, device
         )
         if choices.experts != "grouped_mm":
             model.set_experts_implementation(choices.experts)
     return Built(model.eval(), config, kind, dtype, attention, notes)
 
 
-def _made(make: Callable[[str], Any], choices: Choices, notes: set[str]) -> tuple[Any, str]:
+def _made(make: Callable[[str], Any], choices: Choices, notes: set[str], device: str) -> tuple[Any, str]:
     """A model, and the attention that it agreed to."""
     if choices.attention == "flash":
-        return _with_flash(make("eager")), "flash"
+        return (_with_flash(make("eager")) if device == "meta" else make("flash_attention_2")), "flash"
     try:
         return make(choices.attention), choices.attention
     except ValueError as refused:

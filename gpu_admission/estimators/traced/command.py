@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 from gpu_admission.estimators.traced.peaks import Phase, Trace, product_names
 from gpu_admission.estimators.traced.traced import Traced
@@ -27,13 +28,17 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; its exit status."""
     options = _parser().parse_args(arguments)
     try:
-        traced = _trace(options)
+        source = _source(options.config)
+        traced = _trace(source, options)
+        checked = _checked(source, options, traced) if options.check else ""
     except (ImportError, OSError, ValueError) as error:
         print(f"gpu-admission trace: {error}", file=sys.stderr)
         return 1
     print(report(traced, prompt=options.prompt, new=options.new, rows=options.rows))
     output = options.output or Path(options.config.stem + ".trace.json")
     traced.save(output)
+    if checked:
+        print(f"\n{checked}")
     print(f"\nwritten to {output}: Traced.load({str(output)!r})")
     return 0
 
@@ -66,6 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--sampling", choices=("greedy", "top_k", "top_p"), default="top_p", help="(default %(default)s)")
     add("--beams", type=int, default=1, metavar="N", help="beam width (default 1)")
     add("--no-images", action="store_true", help="the server takes no images, though the model could")
+    add(
+        "--check",
+        action="store_true",
+        help="run the model with made-up weights, on a CUDA device or else the CPU, and print both",
+    )
     example = parser.add_argument_group("the request that is printed").add_argument
     example("--prompt", type=int, default=1024, metavar="TOKENS", help="(default %(default)s)")
     example("--new", type=int, default=256, metavar="TOKENS", help="(default %(default)s)")
@@ -73,23 +83,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _trace(options: argparse.Namespace) -> Traced:
-    path: Path = options.config
-    if path.is_dir() and not (path / "config.json").is_file():
-        return Traced.diffusers(path, dtype=options.dtype)
-    config = path / "config.json" if path.is_dir() else path
-    if "_class_name" in json.loads(config.read_text()):
-        return Traced.diffusers(config, dtype=options.dtype)
-    return Traced.transformers(
-        config,
-        dtype=options.dtype,
-        attention=options.attention,
-        experts=options.experts,
-        kernels=options.kernels,
-        sampling=options.sampling,
-        beams=options.beams,
-        vision=None if options.no_images else "config",
-    )
+def _source(path: Path) -> Path:
+    """The pipeline's folder, or the config."""
+    if path.is_dir() and (path / "config.json").is_file():
+        return path / "config.json"
+    return path
+
+
+def _is_of_diffusers(source: Path) -> bool:
+    return source.is_dir() or "_class_name" in json.loads(source.read_text())
+
+
+def _trace(source: Path, options: argparse.Namespace) -> Traced:
+    if _is_of_diffusers(source):
+        return Traced.diffusers(source, dtype=options.dtype)
+    vision: Literal["config"] | None = None if options.no_images else "config"
+    return Traced.transformers(source, beams=options.beams, vision=vision, **_choices(options))
+
+
+def _choices(options: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("dtype", "attention", "experts", "kernels", "sampling")}
+
+
+def _checked(source: Path, options: argparse.Namespace, traced: Traced) -> str:
+    if _is_of_diffusers(source):
+        raise ValueError("--check runs models of transformers; of diffusers it knows none")
+    from gpu_admission.estimators.traced.build import Choices
+    from gpu_admission.estimators.traced.check import check, table
+
+    return table(*check(source, Choices(beams=options.beams, **_choices(options)), traced))
 
 
 def report(traced: Traced, *, prompt: int, new: int, rows: int) -> str:

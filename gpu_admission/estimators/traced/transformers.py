@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Final, Literal, cast
+from types import SimpleNamespace
+from typing import Any, Final, Literal, Protocol, cast
 
 import torch
 import transformers
@@ -20,6 +21,7 @@ from gpu_admission.estimators.traced.answers import Answers
 from gpu_admission.estimators.traced.build import AttentionKind, Built, Choices, build, quietly
 from gpu_admission.estimators.traced.configs import longest, windows
 from gpu_admission.estimators.traced.grid import Axis, Group, PhaseOf, Sizes, trace_groups
+from gpu_admission.estimators.traced.inputs import inputs_of
 from gpu_admission.estimators.traced.kernels import StateSpaceKernels
 from gpu_admission.estimators.traced.peaks import Tower, Trace
 from gpu_admission.estimators.traced.remembered import Remembered
@@ -35,22 +37,20 @@ _PHASES: Final[Mapping[str, Sequence[str]]] = {
 }
 """Of each forward of a run: reading the prompt, the first step, and one that is like all later ones."""
 _FORWARDS: Final = 3
-_WRITTEN: Final = _FORWARDS - 1
+WRITTEN: Final = _FORWARDS - 1
 """Tokens in a decoder's cache that its last forward has added to its prompt, that one's included."""
 _SAMPLING: Final[Mapping[str, Mapping[str, Any]]] = {
     "greedy": {"do_sample": False},
     "top_k": {"do_sample": True, "top_k": 50},
     "top_p": {"do_sample": True, "top_k": 50, "top_p": 0.9},
 }
-_SIDE: Final = 224
-"""Pixels of a picture's side, where a config does not say for which the model was made."""
 _LOGPROBS: Final = "prompt logprobs"
 
 
 def trace(source: Any, choices: Choices, vision: Vision | Literal["config"] | None) -> Trace:
     """Trace a configuration, its path, or a model of transformers. Raises ``ValueError``."""
     started = time.perf_counter()
-    run = _run(source, choices)
+    run = run_of(source, choices)
     built = run.built
     tower = _tower(built, vision)
     found, check = trace_groups(list(_groups(run)))
@@ -93,7 +93,7 @@ def _tower(built: Built, vision: Vision | Literal["config"] | None) -> Tower | N
     return Tower.of(found)
 
 
-def _run(source: Any, choices: Choices) -> Run:
+def run_of(source: Any, choices: Choices) -> Run:
     """A run with the attention that was asked for, where the model has it."""
     run = Run(build(source, choices), choices)
     if choices.kernels == "fused" and not run.uses_kernels():
@@ -112,7 +112,7 @@ def _groups(run: Run) -> Iterator[Group]:
     each = {"sequences": ("sequences", 0)}
     written = Axis("new_tokens", 1, unit=8)
     if built.kind == "speech":
-        wrote = PhaseOf("decode", each | {"new_tokens": ("new_tokens", _WRITTEN)})
+        wrote = PhaseOf("decode", each | {"new_tokens": ("new_tokens", WRITTEN)})
         return iter([Group((rows, written), (PhaseOf("encode", each), wrote), run.generate)])
     if built.input != "input_ids":
         seen = PhaseOf("encode", {"sequences": ("rows", 0)})
@@ -123,7 +123,7 @@ def _groups(run: Run) -> Iterator[Group]:
     if built.kind == "encoder":
         return iter([Group((_rows(1, choices), length), (PhaseOf("encode", read),), run.forward)])
     if built.kind == "encoder-decoder":
-        wrote = PhaseOf("decode", read | {"new_tokens": ("new_tokens", _WRITTEN)})
+        wrote = PhaseOf("decode", read | {"new_tokens": ("new_tokens", WRITTEN)})
         return iter([Group((rows, length, written), (PhaseOf("encode", read), wrote), run.generate)])
     return _causal_groups(rows, length, run)
 
@@ -162,6 +162,12 @@ def _points(run: Run) -> tuple[int, bool]:
 
 def _runs(records: Mapping[str, Record]) -> list[list[int]]:
     return [sizes for record in records.values() for sizes in record.values()]
+
+
+class _Phased(Protocol):
+    """A tracer, for all that a run tells it."""
+
+    phase: str
 
 
 class Run:
@@ -207,11 +213,11 @@ class Run:
         return self._traced(sizes, self._forward)
 
     def _traced(
-        self, sizes: Sizes, call: Callable[[dict[str, torch.Tensor], Tracer], None]
+        self, sizes: Sizes, call: Callable[[dict[str, torch.Tensor], _Phased], None]
     ) -> Mapping[str, Record]:
         padded = self.choices.padded and sizes["sequences"] > 1
         answers = Answers(padded=padded, routing=True, remembered=self._remembered)
-        inputs = self._inputs(sizes)
+        inputs = inputs_of(self.built, sizes)
         tracer = Tracer(self._known, device="meta", answers=answers)
         (tracer.hold if self.choices.inputs else tracer.ignore)(inputs.values())
         with ExitStack() as stack:
@@ -229,7 +235,16 @@ class Run:
         self.notes |= answers.notes
         return tracer.records
 
-    def _forward(self, inputs: dict[str, torch.Tensor], tracer: Tracer) -> None:
+    def really(self, sizes: Sizes) -> None:
+        """Run it for real, where its model is on a real device: what ``forward`` and ``generate`` trace."""
+        padded = self.choices.padded and sizes["sequences"] > 1
+        inputs = inputs_of(self.built, sizes, device=self.built.model.device, padded=padded)
+        call = self._forward if self.built.kind == "encoder" else self._generate
+        call = self._forward if self.built.input == "pixel_values" else call
+        with quietly(), torch.no_grad():
+            call(inputs, SimpleNamespace(phase=""))
+
+    def _forward(self, inputs: dict[str, torch.Tensor], tracer: _Phased) -> None:
         if self.built.kind == "encoder":
             tracer.phase = "encode"
             self.built.model(**inputs)
@@ -237,7 +252,7 @@ class Run:
         tracer.phase = _LOGPROBS
         self.built.model(**inputs, use_cache=True).logits.float().log_softmax(-1)
 
-    def _generate(self, inputs: dict[str, torch.Tensor], tracer: Tracer) -> None:
+    def _generate(self, inputs: dict[str, torch.Tensor], tracer: _Phased) -> None:
         config = transformers.GenerationConfig(
             max_new_tokens=_FORWARDS,
             num_beams=self.choices.beams,
@@ -257,42 +272,9 @@ class Run:
         with _phases(model, tracer, _PHASES[self.built.kind]):
             generate(model, **inputs, generation_config=config)
 
-    def _inputs(self, sizes: Sizes) -> dict[str, torch.Tensor]:
-        rows = sizes["sequences"]
-        config, kind = self.built.config, self.built.kind
-        if self.built.input == "input_ids":
-            ids = torch.zeros((rows, sizes["prompt_tokens"]), dtype=torch.long, device="meta")
-            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-            if kind == "encoder" and hasattr(config, "vision_config"):  # a picture for each text
-                inputs["pixel_values"] = _features(
-                    config.vision_config, "pixel_values", rows, self.built.dtype
-                )
-        else:
-            inputs = {self.built.input: _features(config, self.built.input, rows, self.built.dtype)}
-        if kind in ("speech", "encoder-decoder"):
-            prompt = (rows, sizes["new_tokens"])
-            inputs["decoder_input_ids"] = torch.zeros(prompt, dtype=torch.long, device="meta")
-        return inputs
-
-
-def _features(config: Any, name: str, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """An input that is no text: a window of sound, or a picture of the size that the model was made for."""
-    if name == "pixel_values":
-        side = getattr(config, "image_size", None) or _SIDE
-        height, width = (side, side) if isinstance(side, int) else side
-        return torch.zeros(
-            (rows, getattr(config, "num_channels", 3), height, width), dtype=dtype, device="meta"
-        )
-    if name == "input_features" and hasattr(config, "max_source_positions"):
-        shape = (rows, config.num_mel_bins, 2 * config.max_source_positions)
-        return torch.zeros(shape, dtype=dtype, device="meta")
-    raise ValueError(
-        f"{config.model_type} takes {name}, for which there is no ready-made input: use Traced.of"
-    )
-
 
 @contextmanager
-def _phases(model: Any, tracer: Tracer, names: Sequence[str]) -> Iterator[None]:
+def _phases(model: Any, tracer: _Phased, names: Sequence[str]) -> Iterator[None]:
     """Each forward begins the phase of its name; after the last a run ends, whatever it has written."""
     forwards = 0
 
