@@ -24,6 +24,7 @@ from gpu_admission.estimators.model.accountings import (
 )
 from gpu_admission.estimators.model.config import ConfigSource, ModelConfig
 from gpu_admission.estimators.model.dtypes import UNIT, DType, dtype_name, element_size, is_grouped
+from gpu_admission.estimators.model.families import keeps_less
 from gpu_admission.estimators.terms import assumed, clamp, render
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Estimate, Workload
@@ -49,6 +50,8 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of one prompt share its blocks, and prompts are not padded to the longest."""
     preallocated: bool = False
     """A context that the request makes the server load counts whole."""
+    prefix: int = 0
+    """Tokens that the model puts before each prompt by itself."""
     notes: tuple[str, ...] = ()
 
 
@@ -143,7 +146,7 @@ class KVCache:
     def estimate(self, workload: Workload) -> Estimate:
         """Bytes of ``workload``: ``sequences`` rows of ``prompt_tokens + new_tokens`` tokens each."""
         plan = self.plan
-        tokens = workload.prompt_tokens + workload.new_tokens
+        tokens = workload.prompt_tokens + workload.new_tokens + plan.prefix
         if plan.preallocated and workload.context > tokens:
             tokens = workload.context
         rows = workload.sequences if workload.sequences > 1 else 1
@@ -287,6 +290,7 @@ def _plan(model: ModelConfig, names: Sequence[str], options: CacheOptions, *, sh
         image_positions=model.image_positions,
         shared_prompts=shared,
         preallocated="ollama" in names or "llamacpp_iswa" in names,
+        prefix=model.prefix,
         notes=_notes(model, names, recurrent if terms else 0),
     )
 
@@ -312,6 +316,10 @@ def _notes(model: ModelConfig, names: Sequence[str], recurrent: int) -> tuple[st
     if recurrent and "state" not in names:
         notes.append(f"recurrent state is not counted: {recurrent // UNIT} bytes a sequence; add '+state'")
     indexed = any(layer.attention and layer.attention.indexer for layer in model.layers)
+    if keeps_less(model.model_type):
+        notes.append(
+            f"{model.model_type} keeps a part of this: what it compresses or shares is charged whole"
+        )
     if indexed and "mla_latent" in names and "indexer" not in names:
         notes.append("the cache of the sparse-attention index is not counted; add '+indexer'")
     return tuple(notes)

@@ -12,7 +12,7 @@ import msgspec
 
 from gpu_admission.estimators.model.config import ModelConfig
 from gpu_admission.estimators.model.dtypes import whole_bytes
-from gpu_admission.estimators.model.families import lacks_sdpa, rotates_wide, scan_bytes, streams
+from gpu_admission.estimators.model.families import heavier, lacks_sdpa, rotates_wide, scan_bytes, streams
 
 AttentionPath = Literal["sdpa", "eager", "flash"]
 
@@ -81,7 +81,7 @@ def score_bytes(dtype: str) -> int:
 
 def decoder_cost(model: ModelConfig, dtype: str, attention: AttentionPath) -> LayerCost:
     """Of the widest decoder layer, or of the encoder layers of an encoder-only model."""
-    return layer_cost(
+    cost = layer_cost(
         hidden=model.hidden_size,
         heads=model.heads,
         kv_heads=model.kv_heads,
@@ -93,6 +93,8 @@ def decoder_cost(model: ModelConfig, dtype: str, attention: AttentionPath) -> La
         dtype=dtype,
         attention=attention,
     )
+    times = heavier(model.model_type)
+    return cost if times == 1 else msgspec.structs.replace(cost, activations=round(times * cost.activations))
 
 
 def _scanned(model: ModelConfig) -> int:

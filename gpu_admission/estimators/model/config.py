@@ -83,6 +83,9 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     vision: Mapping[str, Any] | None = None
     """The ``vision_config`` as it is, for estimators that read images."""
 
+    prefix: int = 0
+    """Tokens that the model puts before each prompt by itself."""
+
     @property
     def image_positions(self) -> int:
         """Of an image in cross-attention: the patches of its tiles, and one token each (Llama 3.2: 4 x
@@ -150,13 +153,14 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
     hidden, heads = _width(keys, kinds, crossed)
     shared = (keys.size("num_kv_shared_layers") or 0) if known else 0
     layers = tuple(_layers(keys, kinds, heads, hidden, crossed, shared))
+    passed = _passed(keys, layers)
     stored = [a for layer in layers if (a := layer.attention or layer.cross)]
     vision = keys.value("vision_config")
     vocab = keys.size("vocab_size", "padded_vocab_size") or 0
     return ModelConfig(
         model_type=model_type,
         known=known,
-        layers=layers * (2 if model_type == "longcat_flash" and not keys.value("num_hidden_layers") else 1),
+        layers=passed * (2 if model_type == "longcat_flash" and not keys.value("num_hidden_layers") else 1),
         hidden_size=hidden,
         heads=heads,
         head_dim=max((a.key_dim for a in stored), default=-(-hidden // heads)),
@@ -173,7 +177,15 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
         if crossed
         else count_parameters(keys, model_type, layers, hidden=hidden, heads=heads, vocab=vocab),
         vision=vision if isinstance(vision, Mapping) else None,
+        prefix=(keys.size("prompt_length") or 0) if model_type == "cpmant" else 0,
     )
+
+
+def _passed(keys: Keys, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """``layers`` as they are passed, some of them in a loop (Inkling 2): each pass has caches of its own."""
+    passes = keys.size("loop_num_passes") or 1
+    start, end = keys.size("loop_layer_index_start") or 0, keys.size("loop_layer_index_end") or 0
+    return (*layers, *layers[start:end] * (min(passes, _MOST_LAYERS) - 1))
 
 
 def _depth(keys: Keys, crossed: bool) -> int:

@@ -79,6 +79,32 @@ _ALL_EXPERTS = _names("llama4_text")
 _MAMBA_1 = _names("mamba falcon_mamba jamba zamba")
 _DELTA_NETS = _names("qwen3_next qwen3_5_text qwen3_5_moe_text kimi_linear olmo_hybrid")
 
+# Whose experts are weighted at 32 bits, and so are what they put out.
+_WIDE_ROUTING = _names(
+    """glm4_moe solar_open mimo_v2_flash hy_v3 minimax_m2 exaone_moe afmoe axk1 beam sarvam_moe kolibri1 flint
+    glm4_moe_lite inkling_text inkling2_text inkling2_loop_text deepseek_v4"""
+)
+
+# How many times what the shapes of a layer say its own code holds, where that is more: traced at the sizes
+# of its class, over 1024 tokens.
+_HEAVIER = {
+    13.0: _names("kimi_linear"),
+    11.6: _names("bloom"),
+    7.1: _names("bailing_hybrid"),
+    4.2: _names("falcon_h1"),
+    1.75: _names("inkling2_loop_text"),
+    1.65: _names("apertus apertus1p5_text ctrl"),
+    1.55: _names("inkling2_text gemma4_text gemma4_unified_text"),
+    1.5: _names("bitnet deepseek_v4"),
+    1.38: _names("ernie4_5"),
+    1.26: _names("hrm_text"),
+    1.18: _names("stablelm gpt_bigcode recurrent_gemma"),
+    1.1: _names("gemma3n_text lfm3"),
+}
+
+# Whose caches are compressed by learned weights, or whose states have fewer parts than their shapes say.
+_KEEPS_LESS = _names("deepseek_v4 xlstm")
+
 # Whose rotation is computed at 32 bits, or beside the one matrix that queries, keys and values are in.
 _WIDE_ROTATION = _names("cohere cohere2 cohere2_moe modernbert modernbert-decoder")
 
@@ -156,6 +182,21 @@ def runs_all_experts(model_type: str) -> bool:
 def expert_tensors(model_type: str) -> int:
     """Of an expert's width, alive at its peak: four, and nine where gate and up are clamped first."""
     return 9 if model_type == "gpt_oss" else 4
+
+
+def weighs_wide(model_type: str) -> bool:
+    """Whether what its experts put out is weighted at 32 bits."""
+    return model_type in _WIDE_ROUTING
+
+
+def heavier(model_type: str) -> float:
+    """How many times what the shapes of a layer say it really holds."""
+    return next((times for times, names in _HEAVIER.items() if model_type in names), 1.0)
+
+
+def keeps_less(model_type: str) -> bool:
+    """Whether its cache is more than half as large again by its shape as it really is."""
+    return model_type in _KEEPS_LESS
 
 
 def rotates_wide(model_type: str) -> bool:

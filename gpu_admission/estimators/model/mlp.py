@@ -15,10 +15,11 @@ from gpu_admission.estimators.model.families import (
     fuses_gate,
     has_plain_mlp,
     runs_all_experts,
+    weighs_wide,
 )
 from gpu_admission.estimators.model.keys import Keys
 
-_WIDTH = ("intermediate_size", "ffn_hidden_size", "n_inner", "d_ff", "ffn_dim", "decoder_ffn_dim")
+_WIDTH = ("intermediate_size", "ffn_hidden_size", "n_inner", "d_ff", "dim_ff", "ffn_dim", "decoder_ffn_dim")
 _ENCODER_WIDTH = ("encoder_ffn_dim", "intermediate_size", "d_ff", "ffn_dim")
 _TOP_K = (
     *("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
@@ -134,7 +135,8 @@ def _mixture(keys: Keys, model_type: str, hidden: int) -> int:
         return (keys.size(*_EXPERTS) or 1) * (4 * expert + hidden + 6) + hidden
     inside = expert_tensors(model_type) * expert + hidden
     router = 6 * (keys.size(*_EXPERTS) or 0)
-    return top_k * max(inside, 4 * hidden) + _shared(keys, expert) + router
+    put_out = (6 if weighs_wide(model_type) else 4) * hidden
+    return top_k * max(inside, put_out) + _shared(keys, expert) + router
 
 
 def _shared(keys: Keys, expert: int) -> int:
