@@ -317,9 +317,7 @@ def _notes(model: ModelConfig, names: Sequence[str], recurrent: int) -> tuple[st
         notes.append(f"recurrent state is not counted: {recurrent // UNIT} bytes a sequence; add '+state'")
     indexed = any(layer.attention and layer.attention.indexer for layer in model.layers)
     if keeps_less(model.model_type):
-        notes.append(
-            f"{model.model_type} keeps a part of this: what it compresses or shares is charged whole"
-        )
+        notes.append(f"{model.model_type} keeps a part of this: what it compresses is charged whole")
     if indexed and "mla_latent" in names and "indexer" not in names:
         notes.append("the cache of the sparse-attention index is not counted; add '+indexer'")
     return tuple(notes)

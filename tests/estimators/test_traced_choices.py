@@ -186,6 +186,13 @@ def test_kernels_of_another_name_are_refused() -> None:
         Traced.transformers(MAMBA2, kernels="cuda")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("config", [FALCON, {"model_type": "doge", **NARROW, "intermediate_size": 96}])
+def test_a_model_that_does_not_run_with_flash_attention_is_traced_without(config: dict[str, Any]) -> None:
+    traced = Traced.transformers(config, attention="flash", padded=False, **PLAIN)
+    assert any("no layer of the model takes flash attention" in note for note in traced.trace.notes)
+    assert traced.estimate(Workload(prompt_tokens=64)).bytes > 64 * 64 * 2
+
+
 def test_a_vision_model_of_no_size_is_traced_at_the_usual_one() -> None:
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
     traced = Traced.transformers(config, dtype="float32", inputs=True, margin=0)

@@ -94,10 +94,15 @@ def _tower(built: Built, vision: Vision | Literal["config"] | None) -> Tower | N
 
 
 def run_of(source: Any, choices: Choices) -> Run:
-    """A run with the attention that was asked for, where the model has it."""
-    run = Run(build(source, choices), choices)
+    """A run with the attention and the kernels that were asked for, where the model has them."""
+    run = _attending(source, choices)
     if choices.kernels == "fused" and not run.uses_kernels():
         run.notes.add("no layer of the model takes fused state-space kernels")
+    return run
+
+
+def _attending(source: Any, choices: Choices) -> Run:
+    run = Run(build(source, choices), choices)
     if choices.attention != "flash" or run.uses_flash():
         return run
     run = Run(build(source, replace(choices, attention="eager")), choices)
@@ -184,8 +189,11 @@ class Run:
         self._known = [*built.model.parameters(), *built.model.buffers()]
 
     def uses_flash(self) -> bool:
-        """Whether any layer takes the stand-in for flash attention."""
-        self.small(12)
+        """Whether any layer takes the stand-in for flash attention, and the model runs with it."""
+        try:
+            self.small(12)
+        except (AttributeError, TypeError):  # its own code asks for more: a mask, or another class of layers
+            return False
         return self._flash.calls > 0
 
     def uses_kernels(self) -> bool:
