@@ -2,7 +2,8 @@
 
 Owns the contenders (``python -m tests.bench.batching NAME PORT`` serves one) and the load on them.
 All have the example's model, its decoding and its admission in front; only what stands between the
-endpoint and the model differs. Processor seconds are the server's: the clients' are not in them.
+endpoint and the model differs. Processor seconds are the server's: the clients' are not in them. Nearly
+all of them are the model's, so what an item costs without one stands in a table of its own.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ from PIL import Image
 from torch import Tensor
 
 from examples import image_batches
-from gpu_admission import GPUAdmission
+from gpu_admission import Admission, GPUAdmission
+from gpu_admission.serving import Batcher
 from tests.bench.server import HOST, free_port, processor_seconds, wait_for
 from tests.bench.sidebyside import table
 
-CLIENTS, REQUESTS, ROUNDS = 64, 256, 3
+CLIENTS, REQUESTS, ROUNDS = 64, 512, 3
 MOST, PATIENCE = 64, 0.1
 """Of a batch, for all of them: items, and seconds that its first may wait."""
 
-Classify: TypeAlias = Callable[[Tensor], Awaitable[int]]
+Classify: TypeAlias = Callable[[Any], Awaitable[Any]]
+Handler: TypeAlias = Callable[[list[Any]], list[Any]]
 
 UNBATCHED = "no batching: one image at a time, in a thread"
 OURS = "Batcher (the example as it is)"
@@ -43,19 +46,19 @@ BATCHED = "batched (mixedbread), aio.dynamically"
 TUTORIAL = "a queue as tutorials write it"
 
 
-def unbatched() -> Classify:
+def unbatched(handler: Handler) -> Classify:
     one = anyio.CapacityLimiter(1)
 
-    async def classify(image: Tensor) -> int:
-        return (await anyio.to_thread.run_sync(image_batches.classify_all, [image], limiter=one))[0]
+    async def classify(image: Any) -> Any:
+        return (await anyio.to_thread.run_sync(handler, [image], limiter=one))[0]
 
     return classify
 
 
-def batched() -> Classify:
+def batched(handler: Handler) -> Classify:
     dynamically = importlib.import_module("batched").aio.dynamically
     made: Classify = dynamically(
-        image_batches.classify_all, batch_size=MOST, timeout_ms=PATIENCE * 1000, small_batch_threshold=0
+        handler, batch_size=MOST, timeout_ms=PATIENCE * 1000, small_batch_threshold=0
     )
     return made
 
@@ -63,14 +66,15 @@ def batched() -> Classify:
 class TutorialQueue:
     """Futures in a queue, and a task that takes what comes within a while."""
 
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[Tensor, asyncio.Future[int]]] = asyncio.Queue()
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._queue: asyncio.Queue[tuple[Any, asyncio.Future[Any]]] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
-    async def __call__(self, image: Tensor) -> int:
+    async def __call__(self, image: Any) -> Any:
         if self._task is None:
             self._task = asyncio.create_task(self._work())
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         await self._queue.put((image, future))
         return await future
 
@@ -81,12 +85,12 @@ class TutorialQueue:
             while len(batch) < MOST and (left := end - time.monotonic()) > 0:
                 with contextlib.suppress(asyncio.TimeoutError):
                     batch.append(await asyncio.wait_for(self._queue.get(), left))
-            classes = await asyncio.to_thread(image_batches.classify_all, [image for image, _ in batch])
+            classes = await asyncio.to_thread(self._handler, [image for image, _ in batch])
             for (_, future), found in zip(batch, classes, strict=True):
                 future.set_result(found)
 
 
-CONTENDERS: dict[str, Callable[[], Classify]] = {
+CONTENDERS: dict[str, Callable[[Handler], Classify]] = {
     UNBATCHED: unbatched,
     BATCHED: batched,
     TUTORIAL: TutorialQueue,
@@ -96,7 +100,7 @@ CONTENDERS: dict[str, Callable[[], Classify]] = {
 def app_of(name: str) -> FastAPI:
     if name == OURS:
         return image_batches.app
-    app, classify = FastAPI(), CONTENDERS[name]()
+    app, classify = FastAPI(), CONTENDERS[name](image_batches.classify_all)
     app.add_middleware(GPUAdmission, admission=image_batches.admission)
 
     @app.post("/classify")
@@ -134,7 +138,42 @@ def run() -> str:
     ]
     title = f"Images through a small vision model, {CLIENTS} clients, torch on one thread"
     header = ["between endpoint and model", "requests/s", "p95 ms", "ms of processor a request"]
-    return table(title, [*header, "requests a processor second"], rows)
+    return table(title, [*header, "requests a processor second"], rows) + own_costs()
+
+
+def own_costs() -> str:
+    """What stands between endpoint and model costs by itself, with a model that does nothing.
+
+    Without ``batched``, whose callers sometimes hang where the handler takes no time.
+    """
+    admission = Admission(capacity=CLIENTS * 100, estimator=100)
+    settings: dict[str, Any] = {"cost": 100, "max_items": MOST, "max_wait": PATIENCE}
+    makers: dict[str, Callable[[], Classify]] = {
+        TUTORIAL: lambda: TutorialQueue(_same),
+        "Batcher": lambda: Batcher(_same, **settings),
+        "Batcher, with its callers' leases": lambda: Batcher(_same, admission=admission, **settings),
+    }
+    rows = []
+    for name, make in makers.items():
+        leases = admission if "leases" in name else None
+        rows.append([name, f"{asyncio.run(_own_cost(make(), leases)) * 1e6:.1f}"])
+    title = f"\nThe same without a model: {CLIENTS} callers, each with one item at a time"
+    return table(title, ["", "us of processor an item"], rows)
+
+
+def _same(items: list[Any]) -> list[Any]:
+    return items
+
+
+async def _own_cost(classify: Classify, admission: Admission | None) -> float:
+    async def caller(number: int) -> None:
+        async with admission.lease(100) if admission else contextlib.nullcontext():
+            for _ in range(300):
+                await classify(number)
+
+    start = time.process_time()
+    await asyncio.gather(*map(caller, range(CLIENTS)))
+    return (time.process_time() - start) / (CLIENTS * 300)
 
 
 @contextlib.contextmanager
