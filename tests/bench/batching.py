@@ -138,7 +138,7 @@ def run() -> str:
     ]
     title = f"Images through a small vision model, {CLIENTS} clients, torch on one thread"
     header = ["between endpoint and model", "requests/s", "p95 ms", "ms of processor a request"]
-    return table(title, [*header, "requests a processor second"], rows) + own_costs()
+    return f"{table(title, [*header, 'requests a processor second'], rows)}\n{own_costs()}"
 
 
 def own_costs() -> str:
@@ -157,7 +157,7 @@ def own_costs() -> str:
     for name, make in makers.items():
         leases = admission if "leases" in name else None
         rows.append([name, f"{asyncio.run(_own_cost(make(), leases)) * 1e6:.1f}"])
-    title = f"\nThe same without a model: {CLIENTS} callers, each with one item at a time"
+    title = f"The same without a model: {CLIENTS} callers, each with one item at a time"
     return table(title, ["", "us of processor an item"], rows)
 
 
