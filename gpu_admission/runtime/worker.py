@@ -49,6 +49,8 @@ def _do(future: Future[Any], call: Callable[[], Any]) -> None:
         result = call()
     except BaseException as error:
         future.set_exception(error)
+        # The error's traceback leads here: it must not keep itself, and what it was about, alive.
+        del future, call
     else:
         future.set_result(result)
 

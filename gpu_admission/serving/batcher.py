@@ -51,7 +51,7 @@ class Batcher(Generic[Item, Result]):
 
     ``handler`` takes a list and returns as many results, in the same order; an exception among
     them goes to that item's caller alone. A coroutine function runs on the event loop, a plain
-    one in a worker thread. It runs in the context of no request: see ``caller_contexts``. An
+    one in a thread of its own. It runs in the context of no request: see ``caller_contexts``. An
     item that comes while nothing runs starts at once. Otherwise a batch closes when it is
     full, when its first item has waited ``max_wait`` seconds, or when the handler is idle;
     where callers come back at once with their next item, it lets them (see ``returns``)::
@@ -142,7 +142,7 @@ class Batcher(Generic[Item, Result]):
         self._funding = None if self._admission is None else Funding(self._admission, self._lane)
         self._lines: dict[int | None, Line] = {}
         """By the device on which the callers hold their bytes; ``None``: they hold none."""
-        self._handle = Handler(self._function, anyio.CapacityLimiter(self._max_running))
+        self._handle = Handler(self._function, anyio.CapacityLimiter(self._max_running), self.name)
         self._tasks: set[asyncio.Task[None]] = set()
         self._batches: dict[Call, Batch] = {}
         """The batch of each call that runs."""
@@ -181,6 +181,7 @@ class Batcher(Generic[Item, Result]):
         self._wake()
         while any(line.batches for line in self._lines.values()):
             await self._rested.wait()
+        self._handle.close()
 
     async def __aenter__(self) -> Batcher[Item, Result]:
         return self

@@ -7,15 +7,19 @@ decided elsewhere.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from typing import Any, Protocol, TypeVar
 
 import anyio
-import anyio.to_thread
 
 from gpu_admission.runtime.task import is_async, is_cancelled
+from gpu_admission.runtime.worker import Worker, settled
 
 Row_co = TypeVar("Row_co", covariant=True)
 
@@ -29,11 +33,20 @@ class Rows(Protocol[Row_co]):
 
 
 class Handler:
-    """``function`` of a list of items, at most ``limiter`` of its calls at once."""
+    """``function`` of a list of items, at most ``limiter`` of its calls at once.
 
-    def __init__(self, function: Any, limiter: anyio.CapacityLimiter) -> None:
+    A plain one gets threads of its own, one for each call at once, and the same again each time: a thread
+    that has never run the model makes a place for its memory first, and its streams on a device.
+    """
+
+    def __init__(self, function: Any, limiter: anyio.CapacityLimiter, name: str) -> None:
         self._function = function
         self._limiter = limiter
+        self._name = name
+        self._idle: list[Worker] = []
+        self.close = weakref.finalize(self, _stop, self._idle)
+        """End the threads that run nothing; for one that nobody has closed, its end does it."""
+        self.close.atexit = False
         self._is_async = is_async(function)
 
     async def __call__(self, items: list[Any]) -> Sequence[Any]:
@@ -50,8 +63,13 @@ class Handler:
         return [results[place] for place in range(len(items))]
 
     async def _in_thread(self, items: list[Any]) -> Any:
-        # In a list: trio takes no awaitable from a thread.
-        (results,) = await anyio.to_thread.run_sync(lambda: [self._function(items)], limiter=self._limiter)
+        async with _one_of(self._limiter):
+            worker = self._idle.pop() if self._idle else Worker(self._name)
+            call = functools.partial(copy_context().run, self._function, items)
+            try:
+                results = await _whole(worker.submit(call))
+            finally:
+                self._idle.append(worker)
         return await results if inspect.isawaitable(results) else results
 
     async def _on_loop(self, items: list[Any]) -> Any:
@@ -62,6 +80,21 @@ class Handler:
                 if is_cancelled():
                     raise
                 raise RuntimeError("something that the handler awaited was cancelled") from error
+
+
+async def _whole(future: Future[Any]) -> Any:
+    """Its result; who is cancelled meanwhile waits for it too, for the thread works on."""
+    try:
+        with anyio.CancelScope(shield=True):
+            await settled(future)
+        return future.result()
+    finally:
+        del future  # or its error would keep itself alive
+
+
+def _stop(idle: list[Worker]) -> None:
+    while idle:
+        idle.pop().stop()
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -736,3 +737,34 @@ def test_importing_the_helpers_loads_nothing_heavy() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+async def test_a_plain_handler_keeps_its_thread_until_the_batcher_is_closed() -> None:
+    threads: list[threading.Thread] = []
+
+    def handler(items: list[int]) -> list[int]:
+        threads.append(threading.current_thread())
+        return items
+
+    batcher = Batcher(handler, name="kept")
+    for item in range(5):
+        assert await batcher(item) == item
+    assert set(threads) == {threads[0]}
+    assert threads[0].name == "kept"
+    await batcher.aclose()
+    await anyio.to_thread.run_sync(threads[0].join, 20)
+    assert not threads[0].is_alive()
+
+
+async def test_the_thread_of_a_batcher_that_nobody_closes_ends_with_it() -> None:
+    threads: list[threading.Thread] = []
+
+    def handler(items: list[int]) -> list[int]:
+        threads.append(threading.current_thread())
+        return items
+
+    await Batcher(handler)(1)
+    await turns()
+    gc.collect()
+    await anyio.to_thread.run_sync(threads[0].join, 20)
+    assert not threads[0].is_alive()
