@@ -180,6 +180,7 @@ class FolderLog:
                 self._file.replace(snapshot())
 
     def stop(self) -> None:
+        self._presence.wake({self._process})  # the thread that waits is to end, and not at its next beat
         self._presence.close()
         self._file.close()
 
