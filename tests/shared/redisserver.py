@@ -40,6 +40,7 @@ class Server:
 
     def start(self) -> None:
         command = ["redis-server", "--port", str(self.port), "--save", "", "--dir", str(self.folder)]
+        command += ["--repl-diskless-sync-delay", "0"]  # else a replica waits 5 s for others
         self.process = subprocess.Popen([*command, *self.options], stdout=subprocess.DEVNULL)
         end = time.monotonic() + 10
         while True:
