@@ -139,7 +139,7 @@ class Batcher(Generic[Item, Result]):
     def _live(self) -> None:
         """Make what belongs to one event loop. In a forked process what waited here waits in the parent."""
         self._loop: Any = None
-        self._funding = None if self._admission is None else Funding(self._admission, self._lane)
+        self._funding = None if self._admission is None else Funding(self._admission, self._lane, self.name)
         self._lines: dict[int | None, Line] = {}
         """By the device on which the callers hold their bytes; ``None``: they hold none."""
         self._handle = Handler(self._function, anyio.CapacityLimiter(self._max_running), self.name)

@@ -11,19 +11,23 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 
 from gpu_admission.admission import Admission
+from gpu_admission.admission.block import LeaseContext
 from gpu_admission.admission.context import held_lease
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import QueueFull, Rejected
 from gpu_admission.serving.call import Call
 from gpu_admission.sizes import format_bytes
+from gpu_admission.types import Estimate
 
 
 class Funding:
     """The accounts of one batcher with one admission."""
 
-    def __init__(self, admission: Admission, lane: str | None) -> None:
+    def __init__(self, admission: Admission, lane: str | None, name: str) -> None:
+        """``name`` is the batcher's, by which metrics and the status page tell its leases from others."""
         self._admission = admission
-        self._lane = lane
+        self._lane = admission.entrance.lane_index(lane)
+        self._route = f"batch {name}"
         self._used: Counter[Lease] = Counter()
         """Bytes of each caller's lease that running batches use."""
 
@@ -46,10 +50,14 @@ class Funding:
             if holders and not self._is_free(missing):
                 raise _not_free(missing)
             wait = 0 if holders else None
-            async with self._admission.lease(missing, lane=self._lane, timeout=wait) as lease:
+            async with self._own_lease(missing, wait) as lease:
                 if any(holder.device_index != lease.device_index for holder in holders):
                     raise _not_free(missing)
                 yield lease.device
+
+    def _own_lease(self, missing: int, wait: float | None) -> LeaseContext:
+        entrance = self._admission.entrance
+        return LeaseContext(entrance, Estimate(missing), lane=self._lane, timeout=wait, route=self._route)
 
     def _is_free(self, missing: int) -> bool:
         """Whether they can be had now. What is asked for in vain is counted as a client that was refused."""

@@ -301,6 +301,7 @@ def test_nor_with_the_processes_of_a_shared_budget_and_batches(scheme: str, tmp_
         browser.wait_for("document.getElementById('link').textContent === 'live'")
         service.post("/batched", 0, "batch")
         browser.wait_for("document.getElementById('leases').rows.length === 1")
+        assert rows(browser, "leases")[0][4] == "batch batcher"
         other = subprocess.Popen(hold_some, stdin=subprocess.PIPE)
         try:
             browser.wait_for("document.getElementById('members').rows.length === 2")

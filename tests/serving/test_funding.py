@@ -54,6 +54,18 @@ async def test_a_plain_handler_finds_the_batchs_lease_in_its_thread() -> None:
     assert await Batcher(handler, cost=7, admission=budget)(1) == 7
 
 
+async def test_metrics_and_the_page_know_a_batchs_lease_by_the_batchers_name() -> None:
+    routes: list[tuple[str, str]] = []
+    budget = admission(observers=[lambda event: routes.append((event.kind, event.route))])
+    batcher: Batcher[int, int] = Batcher(lambda items: items, cost=60, name="embed", admission=budget)
+    assert await batcher(1) == 1
+    budget.drain()
+    with pytest.raises(Unavailable):
+        await batcher(2)
+    assert ("admitted", "batch embed") in routes
+    assert ("refused", "batch embed") in routes
+
+
 async def test_a_batch_waits_for_its_bytes_in_the_queue_and_is_refused_as_the_queue_does() -> None:
     budget = admission(timeout=0.05)
     batcher: Batcher[int, int] = Batcher(lambda items: items, cost=60, max_bytes=60, admission=budget)
