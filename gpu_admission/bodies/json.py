@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
+from gpu_admission.bodies.formvalues import FormStrings, LeftOut
 from gpu_admission.bodies.longvalues import PIECE, LongList, LongStrings
 from gpu_admission.bodies.shorten import shorten
 from gpu_admission.errors import UnreadableBody
@@ -47,7 +48,7 @@ class JSONObject(msgspec.Struct, eq=False):
     fields: dict[str, Any]
     total: int
     """Bytes of the whole body."""
-    _long: LongStrings = _NONE_LONG
+    _long: LongStrings | FormStrings = _NONE_LONG
     is_whole: bool = True
     """Whether no string was left out."""
 
@@ -58,7 +59,16 @@ class JSONObject(msgspec.Struct, eq=False):
         """Bytes of ``text`` in UTF-8, as the app will decode it; never less."""
         if not self.is_whole and (left_out := self._long.get(text)) is not None:
             return left_out.size
-        return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        if text.isascii():
+            return len(text)
+        return sum(len(piece.encode("utf-8", "surrogatepass")) for piece in self.pieces(text))
+
+    def leave_out(self, text: LeftOut) -> str:
+        """A key that stands for ``text`` in all that is asked here."""
+        if type(self._long) is not FormStrings:
+            self._long = FormStrings()
+        self.is_whole = False
+        return self._long.add(text)
 
     def head(self, text: str, length: int) -> str:
         """The first ``length`` characters of ``text``, or somewhat fewer."""

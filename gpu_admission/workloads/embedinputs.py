@@ -39,7 +39,7 @@ def _entries(body: JSONObject, counter: Counter, tally: Tally, value: Any, key: 
     found: list[int] = []
     for item in items:
         if type(item) is dict:
-            found.append(tally.row(item))
+            found.append(max(1, tally.row(item)))
         elif key and _is_address(body, item):
             found.append(tally.row({key: item}))
         else:

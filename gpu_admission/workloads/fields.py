@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gpu_admission.bodies.formvalues import PartString
 from gpu_admission.bodies.json import JSONObject, LongList
 from gpu_admission.bodies.multipart import part_text
 from gpu_admission.bodies.numbers import capped, fraction, positive_option, whole
+from gpu_admission.bodies.shorten import LONG
 from gpu_admission.request import Part
 from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import AUDIO_HEAD, seconds, seconds_of_text
@@ -143,7 +145,7 @@ class Fields:
         return self._said(body, name) or (self._defaults.get(name, 0) if name in self._paths else 0)
 
     def _said(self, body: JSONObject, name: str) -> int:
-        values = (_text(value) for value in self._values(body, name) if not _is_link(value))
+        values = (_text(body, value) for value in self._values(body, name) if not _is_link(value))
         return max((whole(value, name) for value in values), default=0)
 
     def _is_unsaid(self, body: JSONObject, name: str) -> bool:
@@ -186,15 +188,17 @@ def _is_link(value: Any) -> bool:
 
 def _rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:
     if type(value) is list:
-        value = [_text(item) for item in value]
-    return rows(body, counter, _text(value))
+        value = [_text(body, item) for item in value]
+    return rows(body, counter, _text(body, value))
 
 
-def _text(value: Any) -> Any:
+def _text(body: JSONObject, value: Any) -> Any:
     """A field's value; of files the last one's content, for servers that take fields as files."""
     if type(value) is list and value and type(value[-1]) is Part:
         value = value[-1]
-    return part_text(value) if type(value) is Part else value
+    if type(value) is not Part:
+        return value
+    return body.leave_out(PartString(value)) if value.size > LONG else part_text(value)
 
 
 def _seconds(body: JSONObject, value: Any) -> float:

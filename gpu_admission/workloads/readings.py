@@ -35,7 +35,7 @@ def read_all(info: RequestInfo) -> Sequence[JSONObject]:
     if kind == "multipart/form-data" or info.was_form:
         return [_parts_or_json(info)]
     if kind == _FORM:
-        return [read_form(info.body), *_as_json(info)]
+        return [*_as_forms(info.body), *_as_json(info)]
     return [read_object(info)]
 
 
@@ -98,6 +98,11 @@ def _parts_or_json(info: RequestInfo) -> JSONObject:
         if info.was_form or not _may_be_json(info.body):
             raise
     return read_object(info)
+
+
+def _as_forms(body: bytes) -> list[JSONObject]:
+    """``&`` separates the fields; some readers take ``;`` for the same."""
+    return [read_form(body), *([read_form(body, b"&;")] if b";" in body else ())]
 
 
 def _as_json(info: RequestInfo) -> list[JSONObject]:
