@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 from gpu_admission.bodies.longvalues import PIECE
 from gpu_admission.bodies.multipart import Part
+from gpu_admission.bodies.pace import give_way
 
 _CODED: Final = 3
 _CHARACTER: Final = 4
@@ -69,6 +70,7 @@ class FormString:
         at = self._start
         while at < self._end:
             stop = _unit_end(self._body, at, min(at + PIECE, self._end), self._end)
+            give_way()
             yield decoded(self._body[at:stop])
             at = stop
 
@@ -96,6 +98,7 @@ class PartString:
     def pieces(self) -> Iterator[str]:
         yield _text(self._part.head)
         for at in range(len(self._part.head), self._part.size, PIECE):
+            give_way()
             yield "0" * min(PIECE, self._part.size - at)
 
 

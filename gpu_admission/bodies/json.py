@@ -14,6 +14,7 @@ import msgspec
 
 from gpu_admission.bodies.formvalues import FormStrings, LeftOut
 from gpu_admission.bodies.longvalues import PIECE, LongList, LongStrings
+from gpu_admission.bodies.pace import give_way
 from gpu_admission.bodies.shorten import shorten
 from gpu_admission.errors import UnreadableBody
 
@@ -80,7 +81,7 @@ class JSONObject(msgspec.Struct, eq=False):
         left_out = self._long.get(text)
         if left_out is not None:
             return left_out.pieces()
-        return (text[at : at + PIECE] for at in range(0, len(text), PIECE))
+        return _cut(text)
 
     def whole(self, text: str) -> str:
         """All of ``text``, for those who can't do with its size."""
@@ -114,6 +115,12 @@ class JSONObject(msgspec.Struct, eq=False):
         for key, string in self._long.find(written):
             written = written.replace(key, "".join(string.pieces()))
         return written
+
+
+def _cut(text: str) -> Iterator[str]:
+    for at in range(0, len(text), PIECE):
+        give_way()
+        yield text[at : at + PIECE]
 
 
 def read_object(request: HasBody, *, repeats: Pairs | None = None) -> JSONObject:

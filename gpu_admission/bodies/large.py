@@ -10,12 +10,14 @@ import heapq
 import itertools
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
+from gpu_admission.bodies.pace import Pace
 from gpu_admission.errors import ClientLeft
 from gpu_admission.request import FullDialect
 
@@ -55,7 +57,7 @@ async def read_aside(
         _readers.set(readers)
     await readers.enter(size, seconds, gone)
     try:
-        return await anyio.to_thread.run_sync(read, limiter=readers.threads)
+        return await anyio.to_thread.run_sync(partial(readers.pace.run, read, size), limiter=readers.threads)
     finally:
         readers.leave(size)
 
@@ -76,6 +78,7 @@ class Readers:
 
     def __init__(self) -> None:
         self.threads = anyio.CapacityLimiter(AT_ONCE)
+        self.pace = Pace()
         self._reading = 0
         self._reading_largest = 0
         self._line: list[tuple[int, int, _Waiter]] = []

@@ -13,6 +13,8 @@ from array import array
 from collections.abc import Iterator
 from typing import Final
 
+from gpu_admission.bodies.pace import give_way
+
 PIECE: Final = 64 * 1024
 """Bytes that are decoded at once."""
 _CODED: Final = 6
@@ -67,6 +69,7 @@ class LongString:
         while at < end:
             stop = at + PIECE
             stop = end if stop >= end else _unit_end(self._body, at, stop)
+            give_way()
             yield self._body[at:stop]
             at = stop
 

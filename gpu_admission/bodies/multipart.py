@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from gpu_admission.bodies.pace import give_way
 from gpu_admission.errors import UnreadableBody
 
 HEAD: Final = 64 * 1024
@@ -98,6 +99,7 @@ def _spans(body: bytes, boundary: bytes) -> Iterator[tuple[int, int]]:
 def _behind(body: bytes, mark: bytes, start: int) -> int:
     """The place behind the next ``mark``, or 0."""
     for at in range(start, len(body), _WINDOW):
+        give_way()
         found = body.find(mark, at, at + _WINDOW + len(mark) - 1)
         if found >= 0:
             return found + len(mark)

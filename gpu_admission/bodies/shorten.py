@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from gpu_admission.bodies.longvalues import LongLists, LongStrings
+from gpu_admission.bodies.pace import give_way
 from gpu_admission.errors import TooComplex, UnreadableBody
 
 LONG: Final = 64 * 1024
@@ -32,6 +33,7 @@ BYTES_OF_A_VALUE: Final = 64
 """So many bytes that remain count as one value more."""
 _LIST = 256
 _GAP = 4 * 1024
+_SOMETHING_LONG = re.compile(rb'(?:^|")[^"]{%d}' % _GAP)
 _WINDOW = 64 * 1024
 _NUMBERS = b"0123456789+-.eE, \t\r\n"
 _BACKSLASH = ord("\\")
@@ -69,6 +71,9 @@ def shorten(body: bytes, most: int | None = None, *, lists: bool = True) -> Shor
     body = _as_utf8(body)
     most = 2 * len(body) if most is None else most
     cut = _Cut(body, most)
+    give_way()
+    if len(body) <= EASY and _is_short(body, most):
+        return cut.short()
     longest = LONG if len(body) <= EASY else LESS_LONG
     at = 0
     for start, end in _strings(body, most):
@@ -130,6 +135,14 @@ class _Cut:
         self._done = end
 
 
+def _is_short(body: bytes, most: int) -> bool:
+    """Whether ``body`` surely has no long string and no long list: a look at memory speed."""
+    quotes = body.count(b'"')
+    if quotes > 2 * most or quotes % 2 or body.find(b'\\"') >= 0:
+        return False
+    return _SOMETHING_LONG.search(body) is None
+
+
 def _check_values(text: bytes, most: int) -> None:
     """Raises ``TooComplex``. Strings are looked at only where counting through them finds too much."""
     left = most - len(text) // BYTES_OF_A_VALUE
@@ -176,6 +189,7 @@ def _closing_quote(body: bytes, at: int) -> int:
     """
     size = 256
     while at < len(body):
+        give_way()
         window = body[at : at + size]
         size = min(2 * size, _WINDOW)
         window = window.replace(b"\\\\", b"__").replace(b'\\"', b"__")
@@ -192,6 +206,7 @@ def _length(body: bytes, start: int, end: int) -> int:
     """How many numbers stand there with commas between; 0 where there is anything else."""
     commas = 0
     for at in range(start, end, _WINDOW):
+        give_way()
         piece = body[at : min(at + _WINDOW, end)]
         if piece.translate(None, _NUMBERS):
             return 0
@@ -208,6 +223,7 @@ def _as_utf8(body: bytes) -> bytes:
     written = io.BytesIO()  # joined pieces would take their bytes twice
     try:
         for at in range(0, len(body), _WINDOW):
+            give_way()
             text = decoder.decode(body[at : at + _WINDOW], at + _WINDOW >= len(body))
             written.write(text.encode("utf-8", "surrogatepass"))
     except UnicodeError as error:

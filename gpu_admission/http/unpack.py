@@ -7,11 +7,13 @@ bomb would unpack.
 from __future__ import annotations
 
 import importlib
+import io
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from gpu_admission.admission.buffered import BufferedBytes, Copies
+from gpu_admission.bodies.pace import give_way
 from gpu_admission.errors import Rejected, TooLarge, UnreadableBody
 from gpu_admission.sizes import format_bytes
 
@@ -39,19 +41,17 @@ def unpack(body: bytes, encodings: Sequence[str], limit: int, copies: Copies) ->
 
 def _bounded(encoding: str, body: bytes, limit: int, copies: Copies) -> bytes:
     pieces = _decoder(encoding)(body)
-    kept, size = [], 0
+    unpacked, size = io.BytesIO(), 0  # it grows in place: joined pieces would take their bytes twice
     for piece in _readable(encoding, pieces):
+        give_way()
         copies.take(len(piece))
         size += len(piece)
-        kept.append(piece)
+        unpacked.write(piece)
         if size > limit:
             raise TooLarge(
                 "body_too_large", f"the body unpacks to more than max_body_bytes={format_bytes(limit)}"
             )
-    copies.take(size)
-    joined = b"".join(kept)
-    copies.take(-size)  # the pieces go
-    return joined
+    return unpacked.getvalue()
 
 
 def _readable(encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:

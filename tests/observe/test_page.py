@@ -201,6 +201,54 @@ def test_the_queue_is_shown_in_order_and_refusals_with_their_reason(service: Ser
     assert reasons["too_large (413)"] == "needs more than can ever be free"
 
 
+def totals(browser: Browser) -> dict[str, str]:
+    shown: dict[str, str] = browser.evaluate(
+        "Object.fromEntries([...document.getElementById('totals').children]"
+        ".map(box => [box.children[0].textContent, box.children[1].textContent]))"
+    )
+    return shown
+
+
+def test_refused_requests_are_counted_by_their_reason(service: Service, page: Browser) -> None:
+    for _ in range(3):
+        service.post("/generate", 40, "batch").getresponse().read()
+    page.wait_for("document.getElementById('refusals').rows.length === 3")
+    assert totals(page)["Refused"] == "3"
+    note = page.evaluate("document.getElementById('refusals-note').textContent")
+    assert note == "Since the start: 3 too_large."
+
+
+def test_the_sizes_of_one_figure_have_one_unit(service: Service, page: Browser) -> None:
+    service.post("/generate", 1, "interactive")
+    page.wait_for("document.getElementById('leases').rows.length === 1")
+    sizes = [totals(page)[name] for name in ("Held", "Capacity", "Free now", "Peak")]
+    assert sizes == ["1.00 GiB", "20.00 GiB", "19.00 GiB", "1.00 GiB"]
+    axis = page.evaluate("[...document.querySelectorAll('#chart text')].map(t => t.textContent)")
+    assert [text for text in axis if "B" in text] == ["0 GiB", "10.00 GiB", "20.00 GiB"]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_blocks_that_are_too_narrow_for_their_figures_are_one(
+    service: Service, page: Browser, width: int
+) -> None:
+    page.look(width=width, height=900, scheme="light", phone=width < 800)
+    service.post("/generate", 8, "interactive")
+    for _ in range(6):
+        service.post("/generate", 1, "batch")
+    page.wait_for("document.getElementById('leases').rows.length === 7")
+    page.wait_for("document.querySelectorAll('.block:not(.ceiling)').length === 2")
+    blocks = page.evaluate(
+        "[...document.querySelectorAll('.block:not(.ceiling)')].map(b => [...b.children].map(c => c.textContent))"
+    )
+    assert blocks[0][0] == "8.00 GiB"
+    assert blocks[1] == ["6.00 GiB", "6 small"]
+    cut = page.evaluate(
+        "[...document.querySelectorAll('.block:not(.ceiling):not(.narrow)')]"
+        ".filter(b => b.children[0].scrollWidth > b.children[0].clientWidth).length"
+    )
+    assert cut == 0, "the bytes of each block can be read"
+
+
 def test_a_closed_device_is_told_in_words_and_announced(service: Service, page: Browser) -> None:
     state = "document.getElementById('state').textContent"
     assert page.evaluate(state) == "Open: requests start when they fit."

@@ -5,6 +5,7 @@
     too_large: "needs more than can ever be free",
     body_too_complex: "its body has more than max_json_values values",
     body_too_large: "its body is above max_body_bytes",
+    body_timeout: "its body came too slowly",
     queue_full: "max_waiting requests waited already",
     budget_unreachable: "the shared budget did not answer",
     queue_timeout: "not enough was free within its timeout",
@@ -16,17 +17,29 @@
   };
   const SVG = "http://www.w3.org/2000/svg";
   const byId = (id) => document.getElementById(id);
+  const READABLE = 76; // pixels
   let paused = false;
   let latest = null;
 
   // words
 
-  function bytes(value) {
+  const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+  // In the unit of the largest that it stands beside: values of one figure can be compared at a glance.
+  function bytes(value, largest = value) {
     if (value === null || value === undefined) return "unknown";
-    const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let unit = 0;
-    while (Math.abs(value) >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
-    return `${unit ? value.toFixed(value < 100 ? 2 : 0) : value} ${units[unit]}`;
+    let most = Math.abs(largest);
+    while (most >= 1024 && unit < UNITS.length - 1) { most /= 1024; unit += 1; }
+    const scaled = value / 1024 ** unit;
+    if (!unit || !scaled) return `${scaled} ${UNITS[unit]}`;
+    return scaled < 0.01 ? `< 0.01 ${UNITS[unit]}` : `${scaled.toFixed(scaled < 100 ? 2 : 0)} ${UNITS[unit]}`;
+  }
+
+  // A column of bytes: ``get`` is what a row of ``items`` has.
+  function sizes(items, get) {
+    const largest = Math.max(0, ...items.map((row) => get(row) || 0));
+    return (row) => bytes(get(row), largest);
   }
 
   function seconds(value) {
@@ -86,15 +99,20 @@
     return ["good", "Open: requests start when they fit."];
   }
 
+  const refusals = (state) => Object.entries(state.counts).filter(([name, count]) => name in MEANINGS && count);
+
   function totals(state) {
+    const largest = Math.max(state.capacity, state.in_use, state.peak);
+    const refused = refusals(state).reduce((sum, [, count]) => sum + count, 0);
     const rows = [
-      ["Held", bytes(state.in_use)],
-      ["Capacity", bytes(state.capacity)],
-      ["Free now", bytes(state.available)],
-      ["Peak", bytes(state.peak)],
+      ["Held", bytes(state.in_use, largest)],
+      ["Capacity", bytes(state.capacity, largest)],
+      ["Free now", bytes(state.available, largest)],
+      ["Peak", bytes(state.peak, largest)],
       ["Running", state.running],
       ["Waiting", state.waiting],
       ["Admitted", state.counts.admitted || 0],
+      ["Refused", refused],
       ["Wait now", seconds(state.forecast)],
     ];
     const boxes = children(byId("totals"), rows.length, () => {
@@ -123,9 +141,10 @@
     const known = leases.reduce((sum, lease) => sum + lease.bytes, 0);
     const other = Math.max(0, shown.in_use - known);
     const whole = Math.max(shown.capacity, shown.in_use);
-    text(title, `${shown.name}: ${bytes(shown.in_use)} of ${bytes(shown.capacity)}`);
+    text(title, `${shown.name}: ${bytes(shown.in_use, whole)} of ${bytes(shown.capacity, whole)}`);
     bar.setAttribute("aria-label", `${leases.length} leases hold ${percent(shown.in_use, shown.capacity).toFixed(0)} percent of ${shown.name}`);
-    const blocks = leases.map((lease) => ({ ...lease, lane_at: names.indexOf(lease.lane) % 6 }));
+    const blocks = readable(leases, whole, bar.clientWidth)
+      .map((lease) => ({ ...lease, lane_at: lease.lane_at || names.indexOf(lease.lane) % 6 }));
     if (other) blocks.push({ bytes: other, lane: "others", age: null, lane_at: "x" });
     const lowered = shown.ceiling !== null && shown.ceiling < shown.capacity;
     const drawn = children(bar, blocks.length + 1, () => {
@@ -133,24 +152,34 @@
       block.append(element("span"), element("span"));
       return block;
     });
-    blocks.forEach((block, index) => paint(drawn[index], block, whole));
+    blocks.forEach((block, index) => paint(drawn[index], block, whole, bar.clientWidth));
     const mark = drawn[blocks.length];
     mark.className = "ceiling";
     mark.hidden = !lowered;
     mark.style.width = lowered ? `${100 - percent(shown.ceiling, whole)}%` : "0";
     mark.title = "";
     [...mark.children].forEach((line) => text(line, ""));
-    text(note, lowered ? `Ceiling ${bytes(shown.ceiling)}, set by ${shown.closed_by || "nobody"}` : "No guard has lowered the ceiling");
+    text(note, lowered ? `Ceiling ${bytes(shown.ceiling, whole)}, set by ${shown.closed_by || "nobody"}` : "No guard has lowered the ceiling");
   }
 
-  function paint(drawn, block, whole) {
+  // Those too narrow for their own figures are one block together.
+  function readable(leases, whole, width) {
+    const narrow = leases.filter((lease) => (width * lease.bytes) / whole < READABLE);
+    if (narrow.length < 2) return leases;
+    const held = narrow.reduce((sum, lease) => sum + lease.bytes, 0);
+    const small = { bytes: held, lane: `${narrow.length} small`, age: null, lane_at: "x" };
+    return [...leases.filter((lease) => !narrow.includes(lease)), small];
+  }
+
+  function paint(drawn, block, whole, width) {
     const age = block.age === null ? "" : ` ${seconds(block.age)}`;
-    drawn.className = `block lane${block.lane_at}`;
+    const narrow = (width * block.bytes) / whole < READABLE ? " narrow" : "";
+    drawn.className = `block lane${block.lane_at}${narrow}`;
     drawn.hidden = false;
     drawn.style.width = `${percent(block.bytes, whole)}%`;
-    drawn.title = `${block.lane} ${bytes(block.bytes)}${age}`;
-    text(drawn.children[0], `${bytes(block.bytes)}${age}`);
-    text(drawn.children[1], block.lane);
+    drawn.title = `${block.lane} ${bytes(block.bytes, whole)}${age}`;
+    text(drawn.children[0], bytes(block.bytes, whole));
+    text(drawn.children[1], `${block.lane}${age}`);
   }
 
   function svg(name, attributes, content) {
@@ -176,7 +205,7 @@
     for (const share of [0, 0.5, 1]) {
       const at = y(share, 1);
       picture.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: at, y2: at }));
-      picture.append(svg("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, bytes(share * mostBytes)));
+      picture.append(svg("text", { x: left - 6, y: at + 4, "text-anchor": "end" }, bytes(share * mostBytes, mostBytes)));
       picture.append(svg("text", { x: width - right + 6, y: at + 4 }, Math.round(share * mostWaits)));
     }
     for (const minutes of [10, 5, 0]) {
@@ -211,13 +240,13 @@
     text(byId("queue-note"), state.waiting > state.queue.length
       ? `The first ${state.queue.length} of ${state.waiting}.` : state.waiting ? "" : "Nobody waits.");
     table("queue", state.queue, [
-      [(row, at) => at + 1], [(row) => row.lane, "clip"], [(row) => bytes(row.bytes), "number"],
+      [(row, at) => at + 1], [(row) => row.lane, "clip"], [sizes(state.queue, (row) => row.bytes), "number"],
       [(row) => seconds(row.waited), "number"], [(row) => seconds(row.forecast), "number"]]);
     text(byId("leases-note"), state.running > state.leases.length
       ? `${state.leases.length} of ${state.running}; the others hold ${bytes(state.other_leases)} or are not listed.`
       : state.running ? "" : "No lease is open.");
     table("leases", state.leases, [
-      [(row) => row.lease], [(row) => bytes(row.bytes), "number"], [(row) => seconds(row.age), "number"],
+      [(row) => row.lease], [sizes(state.leases, (row) => row.bytes), "number"], [(row) => seconds(row.age), "number"],
       [(row) => row.lane, "clip"], [(row) => row.route, "clip"], [(row) => row.device, "clip"]]);
     byId("members-part").hidden = state.shared === null;
     text(byId("members-note"), state.away || "");
@@ -226,11 +255,13 @@
       [(row) => bytes(row.bytes), "number"], [(row) => row.running, "number"], [(row) => row.waiting, "number"],
       [(row) => bytes(row.resident.reduce((sum, each) => sum + each, 0)), "number"],
       [(row) => `${seconds(row.age)} ago`, "number"], [(row) => `${seconds(row.silent)} ago`, "number"], [(row) => row.name, "clip"]]);
-    text(byId("refusals-note"), state.refusals.length ? "" : "None so far.");
+    const counted = refusals(state).map(([name, count]) => `${count} ${name}`).join(", ");
+    text(byId("refusals-note"), counted ? `Since the start: ${counted}.` : state.refusals.length ? "" : "None so far.");
+    const needed = sizes(state.refusals, (row) => row.bytes);
     table("refusals", state.refusals, [
       [(row) => seconds(row.ago), "number"], [(row) => (row.shadow ? `would be ${row.reason}` : `${row.reason} (${row.status})`)],
       [(row) => MEANINGS[row.reason] || ""], [(row) => row.lane, "clip"], [(row) => row.route, "clip"],
-      [(row) => (row.bytes ? bytes(row.bytes) : "not known"), "number"]]);
+      [(row) => (row.bytes ? needed(row) : "not known"), "number"]]);
     table("ceilings", state.devices, [
       [(row) => row.name, "clip"], [(row) => bytes(row.ceiling === null ? row.capacity : row.ceiling), "number"],
       [(row) => row.closed_by || "nobody"], [(row) => row.reason || row.error || "", "wide"], [(row) => bytes(row.used), "number"],
@@ -238,15 +269,15 @@
       [(row) => (row.temperature === null ? "unknown" : `${row.temperature} °C`), "number"],
       [(row) => (row.age === null ? "never" : `${seconds(row.age)} ago`), "number"]]);
     table("lanes", state.lanes, [
-      [(row) => row.name, "clip"], [(row) => bytes(row.in_use), "number"], [(row) => bytes(row.guaranteed), "number"],
-      [(row) => bytes(row.limit), "number"], [(row) => row.waiting, "number"], [(row) => bytes(row.waiting_bytes), "number"]]);
+      [(row) => row.name, "clip"], [(row) => bytes(row.in_use, row.limit), "number"], [(row) => bytes(row.guaranteed, row.limit), "number"],
+      [(row) => bytes(row.limit), "number"], [(row) => row.waiting, "number"], [sizes(state.lanes, (row) => row.waiting_bytes), "number"]]);
     text(byId("learning"), state.learning.join(" · "));
     const ratio = state.estimates.median_ratio;
     text(byId("estimates-note"), ratio === null ? "No peak has been recorded (lease.record_peak)."
       : `The median estimate is ${ratio.toFixed(2)} times the peak.`);
     table("estimates", state.estimates.rows, [
-      [(row) => row.lease], [(row) => row.lane, "clip"], [(row) => row.route, "clip"], [(row) => bytes(row.estimate), "number"],
-      [(row) => bytes(row.peak), "number"], [(row) => (row.estimate / row.peak).toFixed(2), "number"],
+      [(row) => row.lease], [(row) => row.lane, "clip"], [(row) => row.route, "clip"], [(row) => bytes(row.estimate, Math.max(row.estimate, row.peak)), "number"],
+      [(row) => bytes(row.peak, Math.max(row.estimate, row.peak)), "number"], [(row) => (row.estimate / row.peak).toFixed(2), "number"],
       [(row) => verdict(row.estimate / row.peak)]]);
   }
 
