@@ -6,7 +6,9 @@ means must not be put here.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -32,6 +34,9 @@ _WIDEST = 4
 """JSON is written with white space up to this many times the body's bytes, and up to ``_ALWAYS``."""
 _ALWAYS = 64 * 1024
 _INDENT = 4
+_LONGEST_NUMBER = 400
+_NAME = re.compile(rb'"[ \t\r\n]*:')
+"""Behind each name, and behind some quotes in strings."""
 
 
 class HasBody(Protocol):
@@ -168,7 +173,7 @@ def _parse(text: bytes, repeats: Pairs | None = None, number: _Number = None) ->
     """msgspec first, then ``json`` for what only that accepts, or where a name is repeated."""
     try:
         value = _decode(text) if number is None else msgspec.json.Decoder(float_hook=number).decode(text)
-        if repeats is None or text.count(b":") == _count_names(value):
+        if repeats is None or len(_NAME.findall(text)) == _count_names(value):
             return value
     except (ValueError, RecursionError):
         pass
@@ -179,7 +184,7 @@ def _parse(text: bytes, repeats: Pairs | None = None, number: _Number = None) ->
 
 
 def _count_names(value: Any) -> int:
-    """At most the names that were read: with each colon in a string, or repeated name, one fewer."""
+    """At most the names that were read: with each repeated one fewer."""
     count = 0
     pending = [value]
     while pending:
@@ -195,6 +200,11 @@ def _count_names(value: Any) -> int:
 def _rank(value: Any) -> tuple[float, int]:
     """Numbers by their size; anything else by the bytes that it takes."""
     if value is None or value != value:
+        return (0.0, 0)
+    if isinstance(value, str) and len(value) <= _LONGEST_NUMBER:
+        with contextlib.suppress(ValueError):
+            value = float(value)  # some servers take text of digits for a number
+    if value != value:
         return (0.0, 0)
     if isinstance(value, (int, float)):
         return (float(value) if abs(value) < 2**53 else 2.0**53, 0)

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from gpu_admission.admission.buffered import BufferedBytes
@@ -34,6 +35,8 @@ MANY_MESSAGES = 256
 MESSAGE_BYTES = 256
 """What a message takes beside its bytes. Counted for a body that comes in more than ``MANY_MESSAGES``:
 cut into single bytes, it would hold hundreds of times its size."""
+STEP_MESSAGES = 32
+"""After so many messages other tasks have a turn."""
 LEAST_RATE = 4096
 """Bytes a second that an upload must reach beyond its first ``body_timeout`` seconds."""
 
@@ -140,6 +143,8 @@ class Body(msgspec.Struct, eq=False):
         """Read to the end of the body. Raises ``Rejected`` or ``ClientLeft``."""
         self._check_kept()
         while not self.complete:
+            if self._messages is not None and len(self._messages) % STEP_MESSAGES == 0:
+                await anyio.lowlevel.checkpoint()  # a server that has it all would never let the loop go on
             call, waits_for = self._take(), NOT_BEGUN
             if self.loop is not None:
                 waits_for = next(call.__await__(), ENDED)

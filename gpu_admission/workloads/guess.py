@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from gpu_admission.bodies.json import JSONObject
+from gpu_admission.bodies.json import largest as largest_value
 from gpu_admission.bodies.numbers import capped, positive, positive_option
 from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import seconds
@@ -97,7 +98,7 @@ class Guess:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        return largest(read_all_or_file(info), partial(self._of, path=info.path))
+        return largest(read_all_or_file(info, repeats=largest_value), partial(self._of, path=info.path))
 
     def _of(self, body: JSONObject, *, path: str) -> Workload:
         """The workload of a ``body`` that was sent to ``path``."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from gpu_admission.bodies.json import JSONObject, read_object
+from gpu_admission.bodies.json import JSONObject, Pairs, read_object
 from gpu_admission.bodies.multipart import HEAD
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.request import Part
@@ -29,23 +29,26 @@ _FORM = "application/x-www-form-urlencoded"
 _MOST_IMAGES = 20_000
 
 
-def read_all(info: RequestInfo) -> Sequence[JSONObject]:
-    """Every way in which an app may read the fields of ``info``, at least one. Raises ``UnreadableBody``."""
+def read_all(info: RequestInfo, *, repeats: Pairs | None = None) -> Sequence[JSONObject]:
+    """Every way in which an app may read the fields of ``info``, at least one. Raises ``UnreadableBody``.
+
+    ``repeats``: as for ``read_object``.
+    """
     kind = media_type(info)
     if kind == "multipart/form-data" or info.was_form:
-        return [_parts_or_json(info)]
+        return [_parts_or_json(info, repeats)]
     if kind == _FORM:
-        return [*_as_forms(info.body), *_as_json(info)]
-    return [read_object(info)]
+        return [*_as_forms(info.body), *_as_json(info, repeats)]
+    return [read_object(info, repeats=repeats)]
 
 
-def read_all_or_file(info: RequestInfo) -> Sequence[JSONObject]:
+def read_all_or_file(info: RequestInfo, *, repeats: Pairs | None = None) -> Sequence[JSONObject]:
     """The same where the body may also be a file itself: a list of one ``Part`` under the empty name."""
     kind = media_type(info)
     if not kind.startswith(_FILE_TYPES):
-        return read_all(info)
+        return read_all(info, repeats=repeats)
     part = Part("", "", kind, len(info.body), info.body[:HEAD])
-    return [JSONObject({"": [part]}, part.size), *_as_json(info)]
+    return [JSONObject({"": [part]}, part.size), *_as_json(info, repeats)]
 
 
 def largest(bodies: Sequence[JSONObject], read: Callable[[JSONObject], Workload]) -> Workload:
@@ -90,14 +93,14 @@ def _larger_features(one: Workload, other: Workload) -> dict[str, float]:
     return {name: max(value, other.features.get(name, value)) for name, value in one.features.items()}
 
 
-def _parts_or_json(info: RequestInfo) -> JSONObject:
+def _parts_or_json(info: RequestInfo, repeats: Pairs | None) -> JSONObject:
     """A multipart body, or the JSON that came under its header: no body can be both."""
     try:
         return read_parts(info)
     except UnreadableBody:
         if info.was_form or not _may_be_json(info.body):
             raise
-    return read_object(info)
+    return read_object(info, repeats=repeats)
 
 
 def _as_forms(body: bytes) -> list[JSONObject]:
@@ -105,11 +108,11 @@ def _as_forms(body: bytes) -> list[JSONObject]:
     return [read_form(body), *([read_form(body, b"&;")] if b";" in body else ())]
 
 
-def _as_json(info: RequestInfo) -> list[JSONObject]:
+def _as_json(info: RequestInfo, repeats: Pairs | None) -> list[JSONObject]:
     if not _may_be_json(info.body):
         return []
     try:
-        return [read_object(info)]
+        return [read_object(info, repeats=repeats)]
     except UnreadableBody:
         return []
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from gpu_admission import QueueFull, TooLarge
 from gpu_admission.admission.buffered import BufferedBytes
 from gpu_admission.errors import ClientLeft
 from gpu_admission.http.ahead import Ahead
-from gpu_admission.http.body import MANY_MESSAGES, MESSAGE_BYTES, Body
+from gpu_admission.http.body import MANY_MESSAGES, MESSAGE_BYTES, STEP_MESSAGES, Body
 from gpu_admission.settings import Settings
 from gpu_admission.types import Message
 from tests.cases.harness import chunks, settle
@@ -43,6 +44,23 @@ def body_of(server: Any, limit: int = 1000, buffered: int = 10**6) -> tuple[Body
     buffer = BufferedBytes(buffered)
     limits = Settings.of({"estimator": 1, "max_body_bytes": limit})
     return Body(server.receive, buffer, limits, {}), buffer
+
+
+async def test_a_body_that_is_there_already_lets_other_tasks_have_their_turns() -> None:
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    body, _ = body_of(Server(*chunks(*[b"x"] * 10 * STEP_MESSAGES)), limit=10**6)
+    async with anyio.create_task_group() as group:
+        group.start_soon(count)
+        await body.read()
+        group.cancel_scope.cancel()
+    assert turns >= 5, "about one for each STEP_MESSAGES"
 
 
 async def test_what_was_read_is_replayed_as_it_came_and_then_the_server_is_asked() -> None:

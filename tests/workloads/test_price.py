@@ -260,3 +260,31 @@ def test_a_picture_of_two_sizes_costs_the_larger() -> None:
     assert read(OpenAI(), body).images == ((4000, 3000),)
     png = base64.b64encode(pictures.png(1, 1) + pictures.png(4000, 3000)[8:]).decode()
     assert read(OpenAI(), {"messages": [{"content": [{"image": png}]}]}).images == ((0, 0),)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(b"5", b"5000"), (b"5", b'"5000"'), (b"5.5", b"5000"), (b"null", b"5000")]
+)
+def test_of_a_name_that_comes_twice_the_largest_counts_where_the_server_is_not_known(
+    one: bytes, other: bytes
+) -> None:
+    for first, second in ((one, other), (other, one)):
+        body = b'{"prompt": "say: \\"x\\": y", "max_tokens": ' + first + b', "max_tokens" : ' + second + b"}"
+        assert Guess().read(request(body, "/generate")).new_tokens == 5000
+        nested = (
+            b'{"inputs": "x", "parameters": {"max_new_tokens": '
+            + first
+            + b',"max_new_tokens":'
+            + second
+            + b"}}"
+        )
+        assert Guess().read(request(nested, "/run")).new_tokens == 5000
+
+
+def test_of_prompts_of_one_name_the_longest_counts() -> None:
+    short, long = b'"prompt": "a"', b'"prompt": "' + b"word " * 1000 + b'"'
+    sizes = [
+        Guess().read(request(b"{" + first + b", " + second + b"}", "/generate")).prompt_tokens
+        for first, second in ((short, long), (long, short))
+    ]
+    assert sizes[0] == sizes[1] > 1000
