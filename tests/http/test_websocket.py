@@ -15,7 +15,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from gpu_admission import Admission, GPUAdmission, current_lease
-from gpu_admission.types import Estimate, Message
+from gpu_admission.http.websocket import serve
+from gpu_admission.rules.metering import Metering
+from gpu_admission.types import ASGIApp, Estimate, Message, Receive, Scope, Send
 from tests.cases.harness import settle
 from tests.test_openai_client import served
 
@@ -181,3 +183,105 @@ async def test_by_default_connections_pass_through() -> None:
 def test_a_budget_may_not_be_given_out_by_a_string() -> None:
     with pytest.raises(TypeError, match="websockets must be a list"):
         Admission(capacity=1, estimator=1, websockets="/x")
+
+
+# a connection inside a request or another connection that holds a lease
+
+
+async def accepts(scope: Scope, receive: Receive, send: Send) -> None:
+    """Opens the connection, and closes it when its client leaves."""
+    assert (await receive())["type"] == "websocket.connect"
+    await send({"type": "websocket.accept"})
+    assert (await receive())["type"] == "websocket.disconnect"
+    await send({"type": "websocket.close"})
+
+
+def nested(app: ASGIApp, inner: Any, **settings: Any) -> GPUAdmission:
+    """A connection of 20 bytes, and in it another that asks ``inner`` of the same budget."""
+    admission = Admission(capacity=100, estimator=20, websockets=[PATH], timeout=0, **settings)
+
+    async def between(scope: Scope, receive: Receive, send: Send) -> None:
+        rules = Metering(inner, websockets=[PATH])
+        rule = rules.connection(scope)
+        assert rule is not None
+        await serve(app, admission, rule, scope, receive, send)
+
+    return GPUAdmission(between, admission=admission)
+
+
+@pytest.mark.anyio
+async def test_a_connection_inside_another_holds_the_larger_of_both() -> None:
+    app = nested(accepts, 70)
+    server = NoExtensionServer(app)
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.run)
+        await settle()
+        assert app.admission.in_use == 70
+        server.hung_up.set()
+    assert [message["type"] for message in server.sent] == ["websocket.accept", "websocket.close"]
+    assert app.admission.in_use == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("inner", [101, lambda info: info.workload.new_tokens], ids=["too large", "no body"])
+async def test_a_connection_inside_another_that_cannot_grow_is_refused(inner: Any) -> None:
+    app = nested(accepts, inner, max_running=None)
+    held = await app.admission.acquire(Estimate(30))
+    server = NoExtensionServer(app)
+    await server.run()
+    assert [message["type"] for message in server.sent] == ["websocket.accept", "websocket.close"]
+    assert server.sent[-1]["code"] == 1013
+    assert app.admission.in_use == 30
+    held.release()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("inner", [20, 70])
+async def test_a_connection_that_fails_inside_another_gives_everything_back(inner: int) -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError
+
+    app = nested(fails, inner)
+    with pytest.raises(ZeroDivisionError):
+        await NoExtensionServer(app).run()
+    assert app.admission.in_use == 0
+
+
+@pytest.mark.anyio
+async def test_watching_only_a_connection_inside_another_is_never_refused() -> None:
+    app = nested(accepts, 101, mode="shadow")
+    server = NoExtensionServer(app)
+    server.hung_up.set()
+    await server.run()
+    assert [message["type"] for message in server.sent] == ["websocket.accept", "websocket.close"]
+
+
+@pytest.mark.anyio
+async def test_a_connection_gives_its_bytes_back_when_it_is_closed_and_its_app_works_on() -> None:
+    works_on = anyio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await accepts(scope, receive, send)
+        await works_on.wait()
+
+    gated = GPUAdmission(app, capacity=100, estimator=60, websockets=[PATH], hold="response")
+    server = NoExtensionServer(gated)
+    async with anyio.create_task_group() as group:
+        group.start_soon(server.run)
+        await settle()
+        assert gated.admission.in_use == 60
+        server.hung_up.set()
+        await settle()
+        assert gated.admission.in_use == 0
+        works_on.set()
+
+
+@pytest.mark.anyio
+async def test_an_app_that_fails_under_a_connections_lease_gives_it_back() -> None:
+    async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError
+
+    app = GPUAdmission(fails, capacity=100, estimator=60, websockets=[PATH])
+    with pytest.raises(ZeroDivisionError):
+        await NoExtensionServer(app).run()
+    assert app.admission.in_use == 0
