@@ -117,16 +117,17 @@ class Lines:
     @property
     def size(self) -> int:
         sizes = (len(text.encode()) if isinstance(text, str) else text.size for text in self._texts)
-        return sum(sizes) + len(self._texts)
+        return sum(sizes) + len(self._texts) - 1
 
     def head(self, length: int) -> str:
         first = self._texts[0]
         return first[:length] if isinstance(first, str) else first.head(length)
 
     def pieces(self) -> Iterator[str]:
-        for text in self._texts:
+        for number, text in enumerate(self._texts):
+            if number:
+                yield "\n"
             yield from (text,) if isinstance(text, str) else text.pieces()
-            yield "\n"
 
 
 class FormStrings:

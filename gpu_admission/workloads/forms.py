@@ -112,7 +112,7 @@ def _text(texts: list[str | LeftOut], strings: FormStrings) -> str:
     short = [text for text in texts if isinstance(text, str)]
     if len(short) == len(texts) and sum(map(len, short)) <= LONG:
         return _largest_number(short) or "\n".join(short)
-    return strings.add(texts[0] if len(texts) == 1 and not short else Lines(texts))
+    return strings.add(Lines(texts))
 
 
 def _largest_number(texts: list[str]) -> str | None:
