@@ -77,7 +77,8 @@ class Traced:
 
         - ``dtype``: what it computes in; by default what its config says, else bfloat16.
         - ``attention``, ``experts``: the implementations that the server chose. ``grouped_mm`` is
-          what the library takes by default; it decodes with ``batched_mm``.
+          what the library takes by default; it decodes with ``batched_mm``. ``sdpa`` is as CUDA has
+          it: torch on a CPU keeps the scores of latent attention, whose keys are wider than its values.
         - ``kernels``: ``fused`` where the server has causal-conv1d, mamba-ssm or
           flash-linear-attention installed, for state-space layers and linear attention.
         - ``sampling``: the most that requests may ask for; each keeps more copies of the logits.
