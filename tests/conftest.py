@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -26,9 +30,13 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object
 
 
 @pytest.fixture(autouse=True)
-def no_twins() -> None:
-    """Budgets that other tests have left alive give out other devices than this one's."""
+def no_twins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Budgets of other tests, which run beside this one or are still alive, give out other devices."""
     twins.cache_clear()
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr("gpu_admission.runtime.claims._folder", lambda: Path(folder))
+        yield
+    twins().drop()
 
 
 @pytest.fixture

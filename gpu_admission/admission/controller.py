@@ -256,12 +256,14 @@ class Admission:
     @property
     def in_use(self) -> int:
         """Bytes that leases hold now."""
-        return self.locked.ledger.in_use
+        with self.locked as ledger:
+            return ledger.in_use
 
     @property
     def waiting(self) -> int:
         """Requests in the queue now."""
-        return self.locked.ledger.waiting
+        with self.locked as ledger:
+            return ledger.waiting
 
     def report(self) -> Report:
         """What the policy did so far, and whether it could ever have fired; ``str`` of it is for people."""

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from gpu_admission.admission.seam import Woken
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, Ticket
+from gpu_admission.guards.verdict import Verdict
 from gpu_admission.runtime import clock
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.types import MemberSnapshot
@@ -71,6 +72,9 @@ class LockedLedger:
 
     def join_aside(self) -> None:
         """The same without waiting for it."""
+
+    async def rest(self) -> None:
+        """Take part no more until something is asked again."""
 
     async def leave(self) -> None:
         """Take part no more, once the last lease has ended."""
@@ -146,6 +150,9 @@ class LockedLedger:
     def taken_by_others(self, device: int) -> int:
         return 0
 
+    def closed_by_others(self) -> Verdict | None:
+        return None
+
     # the whole
 
     def held(self, device: int) -> tuple[int, int]:
@@ -160,6 +167,7 @@ class LockedLedger:
         capacity: int | None = None,
         ceiling: int | None = None,
         max_running: int | None = None,
+        verdict: Verdict | None = None,
     ) -> None:
         """Set what ``device`` may hold, as ``Ledger.allow``."""
         with self.turn:

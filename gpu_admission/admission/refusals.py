@@ -66,9 +66,12 @@ class Refusals:
 
     def unreachable(self) -> Rejected:
         """The budget that several processes share did not answer."""
+        share = self._settings.shared_fallback
         why = self._locked.away or f"the shared budget {self._locked.where} did not answer"
         return Unavailable(
-            "budget_unreachable", f"{why} (shared=, shared_fallback={self._settings.shared_fallback:g})"
+            "budget_unreachable",
+            f"{why}: see that what shared= names can be reached; shared_fallback={share:g} is the share that "
+            "this process grants by itself meanwhile",
         )
 
     def closed(self, verdict: Verdict) -> Rejected:

@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.guards.monitor import Limited
+from gpu_admission.guards.verdict import Verdict
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.types import MemberSnapshot
 
@@ -78,6 +79,9 @@ class Budget(Limited, Protocol):
     def join_aside(self) -> None:
         """The same without waiting for it."""
 
+    async def rest(self) -> None:
+        """Take part no more until something is asked again: at a server's shutdown. Leases keep it in."""
+
     async def leave(self) -> None:
         """Take part no more, once the last lease has ended."""
 
@@ -113,6 +117,10 @@ class Budget(Limited, Protocol):
         ...
 
     # the whole
+
+    def closed_by_others(self) -> Verdict | None:
+        """Why nothing may start, where it is guards of other processes that say so."""
+        ...
 
     def resize(self, capacity: int) -> None:
         """A new capacity for each device. Those who wait and can never fit now are refused."""

@@ -16,10 +16,13 @@ import anyio.to_thread
 from gpu_admission.admission.seam import Woken
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
+from gpu_admission.guards.verdict import Verdict
+from gpu_admission.runtime import clock
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.members import Allowed
 from gpu_admission.shared.opening import open_log
-from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.operations import Terms, Why
 from gpu_admission.shared.protocol import LogAway
 from gpu_admission.types import MemberSnapshot
 
@@ -64,11 +67,11 @@ class Sharing:
     @property
     def ledger(self) -> Ledger:
         """Another object after the log was lost, or settings have changed: not to be kept."""
-        return self._shared.ledger
+        return self._shared.ledger_as_read
 
     @property
     def lane_names(self) -> Sequence[str]:
-        return tuple(state.lane.name for state in self._shared.ledger.lanes)
+        return tuple(state.lane.name for state in self._shared.ledger_as_read.lanes)
 
     def now(self) -> float:
         """The log's time, which tickets are stamped with."""
@@ -76,7 +79,7 @@ class Sharing:
 
     @property
     def is_closed(self) -> bool:
-        return self._closed or self._shared.ledger.closed
+        return self._closed or self._shared.ledger_as_read.closed
 
     @property
     def away(self) -> str | None:
@@ -112,6 +115,16 @@ class Sharing:
                 self._shared.start()
                 self.is_joined = True
 
+    async def rest(self) -> None:
+        if self.is_joined:
+            await anyio.to_thread.run_sync(self._rest)
+
+    def _rest(self) -> None:
+        with self._joining:
+            if self.is_joined and not self._shared.own:
+                self.is_joined = False
+                self._shared.stop()
+
     async def leave(self) -> None:
         self._closed = True
         if self.is_joined:
@@ -129,11 +142,11 @@ class Sharing:
             ticket.state = REFUSED
             return False
         try:
-            self._shared.ask(ticket, came_back=self._came_back)
+            self._shared.ask(ticket, came_back=self._came_back, start=True)
         except LogAway:
             ticket.state = REFUSED
             return False
-        return ticket.state is GRANTED and self._shared.may_start(ticket)
+        return ticket.started or (ticket.state is GRANTED and self._shared.may_start(ticket))
 
     def _came_back(self, ticket: Ticket) -> None:
         self._woken((ticket,))
@@ -172,7 +185,18 @@ class Sharing:
             return sum(ticket.bytes for ticket in self._shared.own.running if ticket.device == device)
 
     def taken_by_others(self, device: int) -> int:
-        return self._shared.taken_by_others(device)
+        with self._shared.lock:
+            return self._shared.replica.members.taken(device, self._shared.member)
+
+    def closed_by_others(self) -> Verdict | None:
+        """The last that was said of a device, where guards of other processes close all of them."""
+        shared = self._shared
+        with shared.lock:
+            accounts = shared.ledger_as_read.accounts
+            if any(account.ceiling != 0 for account in accounts):
+                return None
+            said = shared.replica.members.closing(len(accounts) - 1, shared.member)
+        return None if said is None or said.why is None else _verdict(said, said.why, shared.now())
 
     def allow(
         self,
@@ -181,8 +205,10 @@ class Sharing:
         capacity: int | None = None,
         ceiling: int | None = None,
         max_running: int | None = None,
+        verdict: Verdict | None = None,
     ) -> None:
-        self._shared.allow(device, capacity=capacity, ceiling=ceiling, max_running=max_running)
+        why = None if verdict is None or verdict.guard is None else _why(verdict)
+        self._shared.allow(device, capacity=capacity, ceiling=ceiling, max_running=max_running, why=why)
 
     def resize(self, capacity: int) -> None:
         """For all processes."""
@@ -197,3 +223,20 @@ class Sharing:
     def refuse_all(self) -> None:
         """Those who wait in this process."""
         self._shared.refuse_all()
+
+
+def _why(verdict: Verdict) -> Why:
+    """``verdict`` for other processes, whose clocks are others."""
+    seconds = None if verdict.retry_at is None else max(0.0, verdict.retry_at - clock.monotonic())
+    return Why(str(verdict.guard)[:128], verdict.reason[:512], verdict.restart_only, seconds)
+
+
+def _verdict(said: Allowed, why: Why, now: float) -> Verdict:
+    """What the guards of another process said, as if they were our own."""
+    return Verdict(
+        ceiling=0,
+        guard=why.guard,
+        reason=f"{why.reason} (in another process of the shared budget)",
+        restart_only=why.restart_only,
+        retry_at=None if said.until is None else clock.monotonic() + max(0.0, said.until - now),
+    )

@@ -14,6 +14,7 @@ import anyio.to_thread
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.startline import start_line
+from gpu_admission.admission.twins import twins
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.rules.metering import Metering
 from gpu_admission.rules.misfits import misfits
@@ -67,6 +68,8 @@ class Startup:
         self._started = True
         if self._settings.mode != "off":
             self._monitor.start()
+        if self._settings.shared is None and self._settings.mode == "enforce":
+            twins().begin(self._settings.name, self._monitor.devices)
         with self._locked as ledger:
             capacity = ledger.capacity
         control = self._metering.control_paths()

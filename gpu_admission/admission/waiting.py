@@ -148,7 +148,7 @@ class Waiting:
 
     def _refuse_early(self, ticket: Ticket, longest: float, setting: str) -> None:
         """Nobody joins the queue of a device that is closed or tried out, or for longer than it may wait."""
-        verdict = self._monitor.closed or self._monitor.trying
+        verdict = self._monitor.closed or self._monitor.trying or self._locked.closed_by_others()
         if verdict is not None:
             raise self._refusals.closed(verdict)
         if not self._settings.refuse_early:
@@ -159,4 +159,5 @@ class Waiting:
             raise self._refusals.too_late(ticket.bytes, forecast, longest, setting)
 
     def _why_not(self, ticket: Ticket) -> Rejected:
-        return self._refusals.why_not(ticket, self._monitor.closed, self._monitor.trying)
+        closed = self._monitor.closed or self._locked.closed_by_others()
+        return self._refusals.why_not(ticket, closed, self._monitor.trying)

@@ -127,6 +127,17 @@ class Ledger:
         ticket.state = ENDED
         return self._dispatch(now) if self.waiting else _NOBODY
 
+    def is_at_ease(self, ticket: Ticket) -> bool:
+        """Whether nobody waits, and a held ``ticket`` would be granted again if it were asked for now."""
+        account, lane = self.accounts[ticket.device], self.lanes[ticket.lane]
+        return (
+            not self.waiting
+            and self.running <= self.max_running
+            and account.in_use <= account.limit
+            and account.running <= account.max_running
+            and lane.in_use <= lane.limit
+        )
+
     def can_grow(self, ticket: Ticket, size: int) -> bool:
         """Whether a held ticket may be made that large now, ahead of those who wait."""
         more = size - ticket.bytes

@@ -49,13 +49,17 @@ class Ticket(msgspec.Struct, eq=False):
 
     def renew(self, size: int, lane: int, flow: Any) -> None:
         """Forget what became of it: it is asked for anew."""
-        self.take_over(Ticket(size, lane, flow))
+        self.bytes, self.lane, self.flow, self.state = size, lane, flow, NEW
+        self.device, self.passed, self.slot, self.started = 0, 0, -1, False
+        self.arrived = self.granted_at = self.head_since = self.charged = 0.0
 
     def take_over(self, other: Ticket) -> None:
         """Become what ``other`` is to the ledger; whoever waits on this one stays."""
-        for name in self.__struct_fields__:
-            if name != "waiter":
-                setattr(self, name, getattr(other, name))
+        self.bytes, self.lane, self.flow, self.state = other.bytes, other.lane, other.flow, other.state
+        self.device, self.arrived, self.granted_at = other.device, other.arrived, other.granted_at
+        self.head_since, self.passed, self.charged = other.head_since, other.passed, other.charged
+        self.slot, self.started = other.slot, other.started
+        self.owner, self.number = other.owner, other.number
 
     def __repr__(self) -> str:
         return f"Ticket({self.bytes}, lane={self.lane}, state={self.state.value})"

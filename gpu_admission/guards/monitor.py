@@ -62,8 +62,9 @@ class Limited(Protocol):
         capacity: int | None = None,
         ceiling: int | None = None,
         max_running: int | None = None,
+        verdict: Verdict | None = None,
     ) -> None:
-        """Set what ``device`` may hold, as ``Ledger.allow``."""
+        """Set what ``device`` may hold, as ``Ledger.allow``; ``verdict`` tells others why."""
 
     def refuse_all(self) -> None:
         """Send all away who wait in this process."""
@@ -283,7 +284,8 @@ class Monitor:
             self._name()
         self._watched[index].verdict = verdict
         self.closed, self.trying = self._all_closed(), self._all_tried()
-        self._ledger.allow(index, capacity=capacity, ceiling=verdict.ceiling, max_running=verdict.trials)
+        ceiling, trials = verdict.ceiling, verdict.trials
+        self._ledger.allow(index, capacity=capacity, ceiling=ceiling, max_running=trials, verdict=verdict)
         if self.closed is not None:
             # What comes now is refused at once: so is what came before.
             self._ledger.refuse_all()

@@ -1,8 +1,8 @@
 """The server's startup and shutdown as they pass through: the capacity is measured in between.
 
 The app's own startup runs first, so that its weights are loaded when the device is read. A
-shutdown stops what runs in the background, and drains nothing: by then no request is left,
-and the same app may be started again.
+shutdown stops what runs in the background, leaves a shared budget, and drains nothing: by then no
+request is left, and the same app may be started again.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ class _Starting:
             self._admission.startup.stop()
             if self._admission.kept is not None:
                 await anyio.to_thread.run_sync(self._admission.kept.save)
+            await self._admission.locked.rest()
         await self._send(message)
 
     async def _begin(self) -> None:

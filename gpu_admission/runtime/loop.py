@@ -52,11 +52,20 @@ def call_soon(loop: Any, function: Callable[[], object]) -> bool:
 
 def has_loop() -> bool:
     """Whether this thread runs an event loop."""
+    return loop_here() is not None
+
+
+def loop_here() -> Any:
+    """As ``running_loop``; ``None`` outside of both."""
     try:
-        running_loop()
+        return running_asyncio() or running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
+
+
+def call_next_turn(loop: Any, function: Callable[[], object]) -> None:
+    """Call ``function`` in the next turn of ``loop``, which runs in this thread."""
+    (loop.call_soon if isinstance(loop, asyncio.AbstractEventLoop) else loop.run_sync_soon)(function)
 
 
 def _wait_for(loop: asyncio.AbstractEventLoop, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -31,6 +31,18 @@ _PASSED_ON = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "S
 _FROM_TERMINAL = ("SIGINT", "SIGQUIT", "SIGWINCH")
 """A terminal sends them to the command by itself."""
 
+_UNTIL_PARENT_DIES = f"""
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    print(f"gpu-admission hold: {{error}}: {{sys.argv[2]!r}}", file=sys.stderr)
+    sys.exit({NOT_FOUND} if isinstance(error, FileNotFoundError) else {CANNOT_RUN})
+"""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; the status of the command that it ran, or 125 where none was run."""
@@ -81,7 +93,7 @@ def hold(
     try:
         ledger.ask(ticket, came_back=lambda ticket: news.set())
         why_not = _wait(ledger, ticket, news, timeout)
-        return _run(command) if why_not is None else _fail(why_not)
+        return _run(command, ledger.log.lifeline) if why_not is None else _fail(why_not)
     finally:
         ledger.release(ticket)
         ledger.stop()
@@ -123,9 +135,13 @@ def _wait(ledger: SharedLedger, ticket: Ticket, news: threading.Event, timeout: 
     return None
 
 
-def _run(command: Sequence[str]) -> int:
+def _run(command: Sequence[str], lifeline: int | None) -> int:
+    """Its status. However this process dies, the command outlives it only while its bytes stay counted."""
     try:
-        child = subprocess.Popen(command)
+        if lifeline is None:
+            child = subprocess.Popen(_dies_with_this(command))
+        else:
+            child = subprocess.Popen(command, pass_fds=(lifeline,))
     except FileNotFoundError as error:
         return _fail(str(error), NOT_FOUND)
     except OSError as error:
@@ -137,6 +153,13 @@ def _run(command: Sequence[str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
     return status if status >= 0 else 128 - status
+
+
+def _dies_with_this(command: Sequence[str]) -> Sequence[str]:
+    """``command``, killed by Linux when this process dies: nobody would renew its lease any more."""
+    if sys.platform != "linux":
+        return command
+    return [sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_DIES, str(os.getpid()), *command]
 
 
 def _signals() -> list[signal.Signals]:

@@ -46,6 +46,10 @@ class Onlooker:
             if snapshot is not None:
                 dump.load(self.replica, snapshot)
 
+    def snapshot(self) -> bytes:
+        with self._lock:
+            return dump.dump(self.replica)
+
     def went_away(self, why: str) -> None:
         self.away = why
 

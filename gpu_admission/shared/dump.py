@@ -50,7 +50,7 @@ def dump(replica: Replica) -> bytes:
         replica.since,
         [member.dump() for member in members.living.values()],
         [member.dump() for member in members.dead.values()],
-        None if replica.ledger is None else dump_ledger(replica.ledger, replica.held()),
+        None if replica.ledger is None else dump_ledger(replica.ledger, members.held()),
     )
     return msgspec.msgpack.encode(state)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Collection
+import time
+from collections.abc import Collection
 from pathlib import Path
 
 from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.operations import Open, encode
 from gpu_admission.shared.presence import Presence
-from gpu_admission.shared.protocol import Entry, Listener, LogAway
+from gpu_admission.shared.protocol import Listener, LogAway
 
 _NETWORK = {
     "nfs",
@@ -30,12 +31,14 @@ _NETWORK = {
     "beegfs",
     "glusterfs",
 }
-_LONG = 8 << 20
+_LONG = 2 << 20
+_LOOK = 1.0
 
 
 class FolderLog:
     """``FolderLog("/dev/shm/gpu0")``. ``settle``: seconds for which a log that was lost grants nothing."""
 
+    is_immediate = True
     knows_deaths = True
 
     def __init__(self, folder: str | os.PathLike[str], *, settle: float = 10.0, long: int = _LONG) -> None:
@@ -43,33 +46,25 @@ class FolderLog:
         self.where = str(self._folder)
         self._settle = settle
         self._long = long
-        self._file = LogFile(self._folder)
+        self._file = LogFile(self._folder, _boot_id())
         self._away = False
+        self._look_every = min(_LOOK, settle / 4)
+        self._look_at = 0.0
+
+    @property
+    def lifeline(self) -> int:
+        return self._presence.lifeline
 
     def start(self, process: str, listener: Listener) -> None:
         self._process, self._listener = process, listener
         is_new = prepare_folder(self._folder)
+        self._file.remove_other_boots()
         self._presence = Presence(self._folder, process)
         orphans = is_new and _sockets_in(self._folder, besides=process)
         lost = orphans or any(map(self._presence.has_joined, self._presence.living()))
         self._open(self._first(self._settle if lost else 0.0))
-        if not orphans:
-            self._forget_the_dead()
         self._presence.join()
-        self._presence.sweep(all=False)
         self._read_all()
-
-    def _forget_the_dead(self) -> None:
-        """Alone, or after the host has started anew: what the log says is of processes that have died."""
-        other_boot = self._file.head.boot != _boot_id()
-
-        def may() -> bool:
-            return other_boot or not self._presence.living()
-
-        if may():
-            first = self._first(0.0)
-            self._file.begin_anew(_boot_id(), first, may)
-            self._open(first)
 
     def _first(self, settle: float, why: str = "") -> bytes:
         return encode("", 0, Open(settle, expires=False, why=why))
@@ -81,9 +76,7 @@ class FolderLog:
                 self._snapshot = self._file.open()
                 return
             except FileNotFoundError:
-                self._file.create(_boot_id(), first)
-            except ValueError:
-                self._file.set_aside()
+                self._file.create(first)
 
     def _read_all(self) -> None:
         self._listener.restarted(self._snapshot)
@@ -91,12 +84,25 @@ class FolderLog:
         self._listener.came_back()
 
     def _report(self) -> None:
-        entries = self._file.read()
-        if entries:
-            self._listener.received(entries)
+        """All entries that are there, through as many files as they lie in."""
+        while True:
+            entries = self._file.read()
+            if entries:
+                self._listener.received(entries)
+            if not self._file.is_sealed:
+                return
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """In the next file, which the first makes who gets there."""
+        try:
+            while not self._file.open_next():
+                self._file.create_next(self._listener.snapshot())
+        except FileNotFoundError:
+            self._follow()
 
     def _follow(self) -> None:
-        """Go on in the file that has taken the place of ours."""
+        """Begin again with what is there now: nothing leads there from our file."""
         before = self._file.head.lineage, self._file.place
         self._open(self._first(self._settle, "the log was lost"))
         if (self._file.head.lineage, self._file.place) != before:
@@ -106,28 +112,25 @@ class FolderLog:
         if self._away:
             return  # out of turn it would make a hole: all is appended again when the log is back
         try:
+            if time.monotonic() >= self._look_at:
+                self._look()
             self._append(data)
         except (LogAway, OSError) as error:
             self._went_away(error)
 
     def _append(self, data: bytes) -> None:
-        entries = self._write(data)
-        while entries is None:
-            self._catch_up()
-            entries = self._write(data)
-        self._listener.received(entries)
-
-    def _write(self, data: bytes) -> list[Entry] | None:
-        """Add an entry, and read all up to it; ``None`` where another file has taken the place of ours."""
-        file = self._file
-        is_there = file.begin_writing()
-        try:
-            if not is_there:
-                return None
-            file.write(data)
-            return file.read_after_write()
-        finally:
-            file.end_writing()
+        """Add an entry, and read all up to it."""
+        while True:
+            self._file.write(data)
+            entries = self._file.read()
+            if entries:
+                self._listener.received(entries)
+            if not self._file.is_sealed:
+                return
+            counts = any(entry.data == data for entry in entries)
+            self._report()
+            if counts:
+                return
 
     def _went_away(self, error: Exception) -> None:
         self._away = True
@@ -136,24 +139,25 @@ class FolderLog:
 
     def catch_up(self) -> bool:
         try:
-            self._catch_up()
+            self._report()
+            self._look()
             if self._away:
-                self._file.begin_writing()
-                self._file.end_writing()
                 self._away = False
                 self._listener.came_back()
         except (LogAway, OSError) as error:
             self._went_away(error)
         return not self._away
 
-    def _catch_up(self) -> None:
-        self._report()
+    def _look(self) -> None:
+        """See that the folder is still ours: now and then, for that costs as much as an entry."""
+        self._look_at = time.monotonic() + self._look_every
         if self._presence.is_gone:
             self._show_again()
         if self._file.is_gone:
-            self._report()  # what came between the two
-            self._follow()
-            self._report()
+            self._report()  # what came before it went: it may have been sealed
+            if self._file.is_gone:
+                self._follow()
+                self._report()
 
     def _show_again(self) -> None:
         """The folder was removed, or cleaned: be seen again."""
@@ -171,13 +175,15 @@ class FolderLog:
     def is_alive(self, process: str) -> bool | None:
         return self._presence.is_alive(process)
 
-    def compact(self, snapshot: Callable[[], bytes]) -> None:
+    def compact(self) -> None:
         if self._file.size < self._long:
             return
-        with self._file.replacing() as mine:
-            if mine and not self._file.is_gone:
-                self._report()
-                self._file.replace(snapshot())
+        try:
+            self._file.seal()
+            self._report()
+            self._presence.sweep()
+        except (LogAway, OSError) as error:
+            self._went_away(error)
 
     def stop(self) -> None:
         self._presence.wake({self._process})  # the thread that waits is to end, and not at its next beat

@@ -16,19 +16,20 @@ import msgspec
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, Ticket
-from gpu_admission.runtime.loop import call_soon, running_loop
-from gpu_admission.shared.membership import LOOK_FOR_DEATHS, Membership, Use, ask_for
+from gpu_admission.runtime.loop import call_next_turn, call_soon, loop_here, running_loop
+from gpu_admission.shared.membership import Membership, Use
 from gpu_admission.shared.operations import (
     Allow,
     Change,
     Drain,
-    End,
     Operation,
     Refuse,
     Resize,
     Terms,
+    Why,
     flow_key,
 )
+from gpu_admission.shared.owngrants import OwnGrants
 from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import Pulse, boot_seconds, new_name
 from gpu_admission.shared.protocol import Log, LogAway
@@ -41,22 +42,17 @@ from gpu_admission.types import MemberSnapshot
 class SharedLedger:
     """A ledger that many processes share, used as the controller uses one of its own.
 
-    Wiring, for a controller that has a ``Ledger``, a lock and a way to wake:
-
-    - ``start()`` once a process, never before a fork; ``stop()`` at the end. A child that was
-      forked makes a ``SharedLedger`` and a log of its own.
-    - Take ``lock`` around every read of ``ledger`` (snapshots, forecasts, ``is_full`` …), with
-      ``now()`` for its time. ``ledger`` is another object after a new log or new settings: do
-      not keep it. Never change it: that is what the methods here are for.
+    - ``start()`` once a process, never before a fork; ``stop()`` at the end.
+    - Take ``lock`` around every read of ``ledger``, with ``now()`` for its time. It is another
+      object after a new log or new settings: don't keep it, and never change it.
     - To ask: ``await request(ticket)``, or ``ask(ticket)`` in a thread. Then ``ticket.state`` is
       ``GRANTED`` (and started), ``WAITING``, ``REFUSED``, or ``NEW``: the log is away, treat it
       as one that waits, and refuse it with 503 ``budget_unreachable`` when its time is up.
     - Who waits is called through ``woken(tickets)``, under the lock and from any thread: it may
       only set events and the like. Once awake: ``await start_work(ticket)``. ``True``: run.
       ``False``: look at ``ticket.state``; unless it is ``REFUSED`` go on waiting.
-    - However it ends (served, timed out, client gone, cancelled): ``release(ticket)``, once or
-      more often, from any thread. Its state is ``ENDED`` when that has come back.
-    - ``change``, ``grow``, ``allow``, ``resize``, ``refuse_all``, ``drain`` as in ``Ledger``.
+    - However it ends: ``release(ticket)``, once or more often, from any thread. Its state is
+      ``ENDED`` when that has come back.
 
     ``use()`` returns, one for each device, the bytes that this process holds besides its leases,
     and those that its leases really take.
@@ -84,18 +80,18 @@ class SharedLedger:
         self._own = member.own
         self.lock: Any = member.turn.lock
         self._empty = ledger_of(terms)
-        self._fallback = fallback
+        self._alone = OwnGrants(member, fallback)
         self._leaving = False
+        self._flushes_in: Any = None
         self._pulse: Pulse | None = None
 
-    # taking part
-
     def start(self, *, pulse: bool = True) -> None:
-        """Join. Raises ``ValueError`` for a place that can't be used.
+        """Join, also after ``stop``. Raises ``ValueError`` for a place that can't be used.
 
         One that can't be reached is no error: see ``away``. ``pulse=False``: no thread is
         started, and ``pulse`` must be called instead.
         """
+        self._leaving = False
         self._member.begin()
         if pulse:
             self._pulse = Pulse(self._member.pulse, self.log.wait)
@@ -165,33 +161,40 @@ class SharedLedger:
         if ticket.state is GRANTED and not self.may_start(ticket):
             await self.start_work(ticket)
 
-    def ask(self, ticket: Ticket, *, came_back: Callable[[Ticket], object] | None = None) -> None:
+    def ask(
+        self, ticket: Ticket, *, came_back: Callable[[Ticket], object] | None = None, start: bool = False
+    ) -> None:
         """The same without waiting for it to come back, which on a folder it has done at once.
 
-        Where it has not, ``came_back`` is called when it has, or can't: as ``woken``.
+        Where it has not, ``came_back`` is called when it has, or can't: as ``woken``. ``start``:
+        where it is granted by now, its work begins.
         """
         with self._turn:
             if self._leaving:
                 ticket.state = REFUSED
                 return
+            if start and self._member.untold and self._alone.of_this_moment(ticket):
+                return
             ticket.number = number = self._own.next_number()
             if ticket.flow is not None:
                 ticket.flow = flow_key(ticket.flow)
-            if self.away is not None and self._grant_alone(ticket):
+            if self.away is not None and self._alone.while_away(ticket):
                 return
             self._own.add(ticket)
             try:
-                self._member.append(ask_for(ticket), asks=(number,))
+                self._member.ask(ticket)
             except BaseException:
                 self._own.remove(ticket)
                 raise
             changed = self._member.changed
             if len(changed) == 1 and changed[0] is ticket:
                 changed.clear()  # the caller sees for itself
-            if ticket.state is NEW and came_back is not None and self.away is None:
+            if ticket.state is GRANTED:
+                ticket.started = start and self._member.is_in and self._member.is_fresh
+            elif ticket.state is NEW and came_back is not None and self.away is None:
                 self._own.when_back(number, partial(came_back, ticket))
-            if ticket.state is WAITING and self.log.knows_deaths:
-                self._member.bury(LOOK_FOR_DEATHS)
+            elif ticket.state is WAITING:
+                self._member.look_for_bytes()
 
     async def _come_back(self, ticket: Ticket) -> None:
         event, loop = anyio.Event(), running_loop()
@@ -239,30 +242,10 @@ class SharedLedger:
             ticket.started = True
             return True
 
-    def _grant_alone(self, ticket: Ticket) -> bool:
-        """While the log is away: grant from this process's own share, to be declared later."""
-        ledger = self.replica.ledger
-        if ledger is None or not self._fallback:
-            return False
-        taken = sum(alone.bytes for alone in self._own.alone.values())
-        if taken + ticket.bytes > self._fallback * ledger.accounts[0].limit:
-            return False
-        ticket.state, ticket.device, ticket.started = GRANTED, 0, True
-        ticket.arrived = ticket.granted_at = self.now()
-        self._own.add(ticket)
-        self._own.alone[ticket.number] = ticket
-        return True
-
     def force(self, ticket: Ticket) -> None:
         """Hold ``ticket`` whether it fits or not: for watching without deciding."""
         with self._turn:
-            ticket.number = self._own.next_number()
-            ticket.state, ticket.device, ticket.started = GRANTED, 0, True
-            ticket.arrived = ticket.granted_at = self.now()
-            if ticket.flow is not None:
-                ticket.flow = flow_key(ticket.flow)
-            self._own.add(ticket)
-            self._member.adopt((ticket,))
+            self._alone.force(ticket)
 
     # ending and changing
 
@@ -285,7 +268,24 @@ class SharedLedger:
         said = self._own.remove(ticket)
         self._own.back((ticket.number,))
         if said:
-            self._member.append(End(ticket.number))
+            self._member.untold.add(ticket)
+            if not self._may_say_later():
+                self._member.flush()
+
+    def _may_say_later(self) -> bool:
+        """Whether the end of a ticket may be said with what this turn of the event loop says next."""
+        ledger, loop = self.replica.ledger, loop_here()
+        if loop is None or not self.log.is_immediate or ledger is None or ledger.waiting:
+            return False
+        if self._flushes_in is not loop:
+            self._flushes_in = loop
+            call_next_turn(loop, self._flush)
+        return True
+
+    def _flush(self) -> None:
+        with self._turn:
+            self._flushes_in = None
+            self._member.flush()
 
     def change(self, ticket: Ticket, size: int) -> None:
         """Make a held ticket ``size`` bytes large, whether that fits or not."""
@@ -328,9 +328,10 @@ class SharedLedger:
         capacity: int | None = None,
         ceiling: int | None = None,
         max_running: int | None = None,
+        why: Why | None = None,
     ) -> None:
         """What this process's guards say of ``device``: the lowest of all processes is in force."""
-        said = Allow(device, capacity, ceiling, max_running)
+        said = Allow(device, capacity, ceiling, max_running, why)
         self._member.allowed[device] = said
         self._say(said)
 
@@ -353,8 +354,6 @@ class SharedLedger:
             else:
                 self._member.tell_all(operation)
 
-    # what there is to see
-
     @property
     def replica(self) -> Replica:
         """This process's copy of everything, to read under ``lock``."""
@@ -363,7 +362,14 @@ class SharedLedger:
     @property
     def ledger(self) -> Ledger:
         """The replica's ledger, to read under ``lock``; an empty one until a log has been joined."""
-        ledger = self.replica.ledger
+        if self._member.untold and not self._turn.depth:
+            self._flush()  # who looks sees what has ended
+        return self.ledger_as_read
+
+    @property
+    def ledger_as_read(self) -> Ledger:
+        """The same, but for what has ended and was not said yet."""
+        ledger = self._member.replica.ledger
         return self._empty if ledger is None else ledger
 
     def now(self) -> float:
@@ -382,18 +388,12 @@ class SharedLedger:
         with self._turn:
             return view_members(self.replica, self._member.outbox.member, self.now())
 
-    def taken_by_others(self, device: int) -> int:
-        """Bytes that the leases of all other processes really take there, as these say."""
-        with self.lock:
-            return self.replica.members.taken(device, self._member.outbox.member)
+    @property
+    def member(self) -> str:
+        """What the others call this process now."""
+        return self._member.outbox.member
 
     @property
     def own(self) -> OwnTickets:
         """This process's tickets, to read under ``lock``."""
         return self._own
-
-    @property
-    def settles_in(self) -> float:
-        """Seconds until a log that has begun anew grants again; 0 when it does."""
-        settles = self.replica.settles
-        return 0.0 if settles is None else max(0.0, settles - self.now())

@@ -1,40 +1,41 @@
-"""The log's file in a folder: one write for each entry, in an order that the kernel keeps.
+"""The log's files in a folder: one write for each entry, in an order that the kernel keeps, and no lock.
 
-Every writer holds the file's lock *shared* for the moment of its write, so that none waits for
-another, and one that is stopped there stops nobody. Only who replaces the file by a shorter one
-(a snapshot) holds it alone. Owns the file and nothing else; what entries mean is the
-replica's business.
+A file that has become long is sealed: a mark at its end, after which nothing in it counts. All
+who read up to it know the same, so any of them may write it down as the begin of the next file,
+and the first who does has. So nobody waits for anybody, and one that stands still stops nobody.
+Owns the files and nothing else; what entries mean is the replica's business.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-from gpu_admission.shared.frames import HEAD_SIZE, Frames, Head, frame
+from gpu_admission.shared.frames import HEAD_SIZE, Frames, Head, frame, seal_frame, snapshot_frame
 from gpu_admission.shared.protocol import Entry, LogAway
 
-_NAME = "log"
-_PATIENCE = 1.0
 _LITTLE = 2048
 _MUCH = 1 << 20
-_SHARED = fcntl.LOCK_SH | fcntl.LOCK_NB
 _boot_time = time.CLOCK_BOOTTIME
+_now = time.clock_gettime_ns
 
 
 class LogFile:
-    """One process's open log file, and how far it has read. For one thread at a time."""
+    """One process's open log file, and how far it has read. For one thread at a time.
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / _NAME
+    ``boot`` tells the starts of the host apart: their clocks have nothing to do with each other.
+    """
+
+    def __init__(self, folder: Path, boot: str) -> None:
+        self._folder = folder
+        self._prefix = f"log-{boot[:8]}-"
         self.size = 0
         """Bytes in the file when it was last looked at."""
-        self.head = Head(b"", "", 0)
+        self.head = Head(b"", 0, 0)
         self._fd = -1
         self._offset = self._start = HEAD_SIZE
         self._frames = Frames()
@@ -42,21 +43,69 @@ class LogFile:
     # opening
 
     def open(self) -> bytes | None:
-        """Begin to read the file that is there now. Returns the snapshot that it begins with.
+        """Begin to read the newest file. Returns the snapshot that it begins with.
 
-        Raises ``FileNotFoundError`` where there is none, ``ValueError`` for what is no log.
+        Raises ``FileNotFoundError`` where there is none.
         """
-        fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        while True:
+            numbers = self._numbers()
+            if not numbers:
+                raise FileNotFoundError(self._path(0))
+            with contextlib.suppress(FileNotFoundError):  # another came after it meanwhile
+                return self._open(numbers[-1])
+
+    def open_next(self) -> bool:
+        """Go on in the file that continues this one; whether there is one yet.
+
+        Raises ``FileNotFoundError`` where a later one has taken its place already.
+        """
+        before, number = (self.head.lineage, self.place), self.head.number + 1
+        try:
+            self._open(number)
+        except FileNotFoundError:
+            if self._newest() > number:
+                raise
+            return False
+        # Asked last: one that lagged behind may have made its own of a file that was long removed.
+        if self._newest() > number or (self.head.lineage, self.place) != before:
+            raise FileNotFoundError(self._path(number))
+        return True
+
+    def _newest(self) -> int:
+        return max(self._numbers(), default=-1)
+
+    def remove_other_boots(self) -> None:
+        """Logs of another start of the host: nobody who wrote them lives, and their clock is another."""
+        for path in self._folder.glob("log-*"):
+            if not path.name.startswith(self._prefix):
+                path.unlink(missing_ok=True)
+
+    def _numbers(self) -> list[int]:
+        """Of the files that are there, the oldest first."""
+        names = (path.name.removeprefix(self._prefix) for path in self._folder.glob(f"{self._prefix}*"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{self._prefix}{number}"
+
+    def _open(self, number: int) -> bytes | None:
+        fd = os.open(self._path(number), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
         head = Head.unpack(os.pread(fd, HEAD_SIZE, 0))
         if head is None:
             os.close(fd)
-            raise ValueError(f"{self.path} is no log of a shared budget")
+            self._set_aside(number)
+            raise FileNotFoundError(self._path(number))
         self.close()
         self._fd, self.head, self._frames = fd, head, Frames()
         self.size = os.fstat(fd).st_size
         snapshot, taken = self._frames.read_snapshot(os.pread(fd, max(0, self.size - HEAD_SIZE), HEAD_SIZE))
         self._offset = self._start = HEAD_SIZE + taken
         return snapshot
+
+    def _set_aside(self, number: int) -> None:
+        """Move away what is at the log's place and is no log."""
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(self._path(number), self._folder / "log.broken")
 
     @property
     def place(self) -> int:
@@ -70,70 +119,44 @@ class LogFile:
 
     @property
     def is_gone(self) -> bool:
-        """Whether another file has taken the place of the one that is open."""
+        """Whether the file that is open was removed."""
         return self._fd < 0 or os.fstat(self._fd).st_nlink == 0
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether all of it was read, and it goes on in the next file."""
+        return self._frames.is_sealed
 
     # reading and writing
 
-    def begin_writing(self) -> bool:
-        """Let nobody replace the file until ``end_writing``; ``False`` where another has taken its place.
-
-        Raises ``LogAway`` where someone has been at it for long.
-        """
-        try:
-            fcntl.flock(self._fd, _SHARED)
-        except BlockingIOError:
-            self._lock(fcntl.LOCK_SH)
-        return os.fstat(self._fd).st_nlink > 0
-
-    def end_writing(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-
-    def _lock(self, kind: int) -> None:
-        end = 0.0
-        while True:
-            try:
-                return fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
-            except BlockingIOError:
-                now = time.monotonic()
-                end = end or now + _PATIENCE
-                if now > end:
-                    raise LogAway(
-                        f"the shared budget {self.path.parent}: another process has stopped while it "
-                        "replaced the log; continue it or kill it"
-                    ) from None
-                time.sleep(0.0002)
-
     def write(self, data: bytes) -> None:
         """Append one entry. Raises ``LogAway`` when the disk is full or broken."""
-        whole = frame(data, time.clock_gettime_ns(_boot_time))
+        self._write(frame(data, _now(_boot_time)))
+
+    def seal(self) -> None:
+        """Let nothing more count in this file."""
+        self._write(seal_frame(_now(_boot_time)))
+
+    def _write(self, whole: bytes) -> None:
         try:
             written = os.write(self._fd, whole)
         except OSError as error:
-            raise LogAway(f"the shared budget {self.path.parent}: {error.strerror}") from error
+            raise LogAway(f"the shared budget {self._folder}: {error.strerror}") from error
         if written != len(whole):
-            raise LogAway(f"the shared budget {self.path.parent}: no space left on the device")
+            raise LogAway(f"the shared budget {self._folder}: no space left on the device")
 
     def read(self) -> list[Entry]:
         """Entries that have come since the last time."""
-        self.size = os.fstat(self._fd).st_size
         entries: list[Entry] = []
-        if self.size > self._offset:
-            self._offset += self._frames.read(self._rest(), entries)
-        return entries
-
-    def read_after_write(self) -> list[Entry]:
-        """The same, where there is something for certain."""
-        entries: list[Entry] = []
-        data = self._rest()
-        self.size = self._offset + len(data)
-        self._offset += self._frames.read(data, entries)
-        return entries
-
-    def _rest(self) -> bytes:
         data = os.pread(self._fd, _LITTLE, self._offset)  # to ask for much costs much, if little comes
-        if len(data) < _LITTLE:
-            return data
+        if data:
+            if len(data) == _LITTLE:
+                data = self._all_after(data)
+            self.size = self._offset + len(data)
+            self._offset += self._frames.read(data, entries)
+        return entries
+
+    def _all_after(self, data: bytes) -> bytes:
         parts = [data]
         offset = self._offset + len(data)
         while part := os.pread(self._fd, _MUCH, offset):
@@ -141,67 +164,36 @@ class LogFile:
             offset += len(part)
         return b"".join(parts)
 
-    # making and replacing
+    # making
 
-    def create(self, boot: str, first: bytes) -> None:
+    def create(self, first: bytes) -> None:
         """Make a log that begins with the entry ``first``, unless there is one by now."""
-        head = Head(secrets.token_bytes(16), boot, 0)
-        new = self._write_aside(head, frame(first, time.clock_gettime_ns(_boot_time)))
-        try:
-            os.link(new, self.path)
-        except FileExistsError:
-            pass
-        finally:
-            os.unlink(new)
+        self._make(0, Head(secrets.token_bytes(16), 0, 0).pack() + frame(first, _now(_boot_time)))
 
-    def begin_anew(self, boot: str, first: bytes, may: Callable[[], bool]) -> None:
-        """Put a new log in the place of the one that is open, if one then still ``may``."""
-        self._lock(fcntl.LOCK_EX)
-        try:
-            if may() and not self.is_gone:
-                head = Head(secrets.token_bytes(16), boot, 0)
-                new = self._write_aside(head, frame(first, time.clock_gettime_ns(_boot_time)))
-                os.rename(new, self.path)
-        finally:
-            self.end_writing()
+    def create_next(self, snapshot: bytes) -> None:
+        """Make the file that continues this one with ``snapshot``, unless another process has.
 
-    def set_aside(self) -> None:
-        """Move away what is at the log's place and is no log."""
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self.path, self.path.with_name(f"{_NAME}.broken"))
+        What came before can go: who still reads in it has it open.
+        """
+        head = Head(self.head.lineage, self.head.number + 1, self.place)
+        self._make(head.number, head.pack() + snapshot_frame(snapshot, self._frames.latest))
+        for number in self._numbers():
+            if number < head.number:
+                self._path(number).unlink(missing_ok=True)
+
+    def _make(self, number: int, data: bytes) -> None:
+        with self._aside(data) as new, contextlib.suppress(FileExistsError):
+            os.link(new, self._path(number))
 
     @contextlib.contextmanager
-    def replacing(self) -> Iterator[bool]:
-        """Nobody writes meanwhile; ``False`` where someone is just at it."""
+    def _aside(self, data: bytes) -> Iterator[Path]:
+        """A whole file under a name of its own, for as long as the block."""
+        path = self._folder / f"new-{secrets.token_hex(4)}"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        fd = self._fd
-        try:
-            yield True
-        finally:
-            if fd == self._fd:
-                self.end_writing()
-
-    def replace(self, snapshot: bytes) -> None:
-        """Continue in a new file that begins with ``snapshot``, the state after all that was read."""
-        head = Head(self.head.lineage, self.head.boot, self.place)
-        new = self._write_aside(head, frame(snapshot, self._frames.latest, snapshot=True))
-        os.rename(new, self.path)
-        self.open()
-
-    def _write_aside(self, head: Head, body: bytes) -> str:
-        name = f"{self.path}.{secrets.token_hex(4)}"
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            data = head.pack() + body
             if os.write(fd, data) != len(data):
-                raise LogAway(f"the shared budget {self.path.parent}: no space left on the device")
-        except BaseException:
-            os.unlink(name)
-            raise
+                raise LogAway(f"the shared budget {self._folder}: no space left on the device")
+            yield path
         finally:
             os.close(fd)
-        return name
+            path.unlink(missing_ok=True)

@@ -7,12 +7,16 @@ business.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 import msgspec
 
-from gpu_admission.budget.ticket import Ticket
-from gpu_admission.shared.operations import Terms
+from gpu_admission.budget.ticket import GRANTED, Ticket
+from gpu_admission.shared.operations import Terms, Why
+
+Own: TypeAlias = Callable[[str, int], Ticket | None]
+"""This process's object for a ticket of this member and number, if it is its own."""
 
 
 class Allowed(msgspec.Struct, array_like=True, frozen=True):
@@ -20,6 +24,9 @@ class Allowed(msgspec.Struct, array_like=True, frozen=True):
 
     ceiling: int | None
     max_running: int | None
+    why: Why | None = None
+    until: float | None = None
+    """When it may change by itself, by the log's time."""
 
 
 class MemberDump(msgspec.Struct, array_like=True, frozen=True):
@@ -109,6 +116,22 @@ class Member:
         places = {lane.name: place for place, lane in enumerate(terms.lanes)}
         self.lanes = tuple(places.get(lane.name, 0) for lane in own.lanes)
 
+    def in_order(self) -> list[Ticket]:
+        """Its tickets by number: a replica made from a snapshot learned of them in another order."""
+        return [self.tickets[number] for number in sorted(self.tickets)]
+
+    def ticket(self, own: Own, lanes: int, number: int, size: int, lane: int, flow: bytes | None) -> Ticket:
+        """A new ticket of its own, or the object that its process has for it."""
+        ticket = own(self.name, number)
+        if self.lanes is not None or lane >= lanes:
+            lane = self.lane(lane, lanes)
+        if ticket is None:
+            ticket = Ticket(size, lane, flow)
+        else:
+            ticket.renew(size, lane, flow)
+        ticket.owner, ticket.number = self.name, number
+        return ticket
+
     def lane(self, own: int, lanes: int) -> int:
         """The place in the ``lanes`` in force of what this member calls its lane ``own``."""
         place = own if self.lanes is None else self.lanes[own] if own < len(self.lanes) else 0
@@ -125,6 +148,10 @@ class Members:
     def __iter__(self) -> Iterator[Member]:
         yield from self.living.values()
         yield from self.dead.values()
+
+    def held(self) -> list[Ticket]:
+        """Every ticket that holds bytes, of the living and of the dead."""
+        return [ticket for member in self for ticket in member.in_order() if ticket.state is GRANTED]
 
     def overdue(self, at: float, ttl: float) -> list[Member]:
         """The living that have been silent for longer than ``ttl``."""
@@ -146,6 +173,11 @@ class Members:
         ceilings = [a.ceiling for a in said if a.ceiling is not None]
         most = [a.max_running for a in said if a.max_running is not None]
         return Allowed(min(ceilings, default=None), min(most, default=None))
+
+    def closing(self, device: int, besides: str) -> Allowed | None:
+        """What the guards of another living process than ``besides`` say, where they close ``device``."""
+        said = (m.allowed.get(device) for m in self.living.values() if m.name != besides)
+        return next((each for each in said if each is not None and each.ceiling == 0), None)
 
     def resident(self, device: int) -> int:
         """Bytes that all living processes hold on ``device`` besides their leases."""

@@ -17,6 +17,7 @@ import msgspec
 from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared import dump
 from gpu_admission.shared.gossip import Gossip
+from gpu_admission.shared.lastword import LastWord
 from gpu_admission.shared.operations import (
     MOST_OPERATIONS,
     RULES,
@@ -28,21 +29,22 @@ from gpu_admission.shared.operations import (
     Join,
     Operation,
     Terms,
+    encode,
 )
 from gpu_admission.shared.outbox import Outbox
 from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import host_name, pid, process_of
 from gpu_admission.shared.protocol import Entry, Log
 from gpu_admission.shared.replica import Replica
-from gpu_admission.shared.terms import differences
-from gpu_admission.shared.turn import Turn
+from gpu_admission.shared.terms import warn_of_differences
+from gpu_admission.shared.untold import Untold
 
 logger = logging.getLogger("gpu_admission")
 
 Use: TypeAlias = tuple[Sequence[int], Sequence[int]]
 """For each device the bytes that a process holds besides its leases, and what its leases really take."""
 
-LOOK_FOR_DEATHS = 0.2
+_LOOK_FOR_DEATHS = 0.2
 _POLL = 1.0
 _BEATS_IN_TTL = 5
 
@@ -62,7 +64,7 @@ class Membership:
     ) -> None:
         self.log = log
         self.terms = terms
-        self.turn = Turn(self._do_all_work)
+        self.turn = LastWord(self._do_all_work)
         self.own = OwnTickets()
         self.outbox = Outbox(name, clock)
         self._gossip = use if isinstance(use, Gossip) else Gossip(use)
@@ -78,6 +80,8 @@ class Membership:
         """What this process's guards said last of each device: said again when it joins again."""
         self.late: deque[Callable[[], None]] = deque()
         """What came in the middle of a call, as from a collection of garbage: done at its end."""
+        self.untold = Untold(clock)
+        self._noted = -1
         self._woken = woken
         self._clock = clock
         self._is_reading = True
@@ -90,6 +94,7 @@ class Membership:
     # joining and leaving
 
     def begin(self) -> None:
+        self.outbox.member, self.is_in, self.has_left = "", False, False
         self.log.start(self.outbox.process, self)
         if self.replica.other_rules is not None:
             self.log.stop()
@@ -99,9 +104,10 @@ class Membership:
                 f"this process {RULES}: stop the others first, or give this one a budget of another name"
             )
         with self.turn:
-            self._enter()
             if self.log.knows_deaths:
-                self.bury(0.0)
+                for name in self._dead():
+                    self.log.append(encode("", 0, Gone(name, certain=True)))
+            self._enter()
 
     def leave(self) -> None:
         self.has_left = True
@@ -120,6 +126,7 @@ class Membership:
         member = self.outbox.enter()
         self.is_in = False
         self.own.alone.clear()
+        self.untold.clear()
         holds = tuple(map(self._held, self.own.running))
         join = Join(pid(), host_name(), self.terms, self._since, former, holds)
         self._epoch = self.replica.epoch
@@ -134,7 +141,9 @@ class Membership:
         logger.debug("joined the budget %s as %s", self.log.where, member)
 
     def _known(self, allow: Allow) -> Allow:
-        """``allow`` without a capacity, where the log knows one: that may be newer."""
+        """``allow`` without a capacity, where others know one: that may be newer."""
+        if not set(self.replica.members.living) - {self.outbox.member}:
+            return allow
         accounts = () if self.replica.ledger is None else self.replica.ledger.accounts
         is_known = allow.device < len(accounts) and accounts[allow.device].capacity > 0
         return msgspec.structs.replace(allow, capacity=None) if is_known else allow
@@ -151,14 +160,15 @@ class Membership:
 
     def received(self, entries: Sequence[Entry]) -> None:
         with self.turn:
-            replica, outbox = self.replica, self.outbox
+            replica, me = self.replica, self.outbox.member
             for at, data in entries:
                 changed = replica.apply(at, data)
-                if changed:
+                if replica.author == me:
+                    # Whoever stirs others up wakes them; each sees for itself what became of its own asks.
                     self.changed += changed
-                message = replica.message
-                if message is not None and message.member == outbox.member:
-                    self._came_back(message.serial)
+                    self._came_back(replica.serial)
+                elif changed:
+                    self.changed += [ticket for ticket in changed if ticket.owner == me]
             self._seen = (replica.at, self._clock())
 
     def _came_back(self, serial: int) -> None:
@@ -171,6 +181,7 @@ class Membership:
         with self.turn:
             self._is_reading = True
             self.changed.clear()
+            self._noted = -1
             self.replica = Replica(self._own_ticket, self._gossip.take_in)
             if snapshot is not None:
                 dump.load(self.replica, snapshot)
@@ -193,6 +204,7 @@ class Membership:
                 return  # declared dead: it joins again at once
             for data in self.outbox.again(0 if member is None else member.serial):
                 self.log.append(data)
+            self.flush()
             if member is None:
                 return
             self._find_the_missing(member.tickets)
@@ -219,14 +231,15 @@ class Membership:
                 return 0.0
             now = self._clock()
             self.log.catch_up()
+            self.flush()
             self._beat_if_due(now)
             if self.log.knows_deaths:
                 self.bury(0.0)
             if self.away is None and not self._is_reading:
-                self.log.compact(self._snapshot)
+                self.log.compact()
             return self._pause(now)
 
-    def _snapshot(self) -> bytes:
+    def snapshot(self) -> bytes:
         with self.turn.lock:
             return dump.dump(self.replica)
 
@@ -246,10 +259,19 @@ class Membership:
         ledger = self.replica.ledger
         pause = _POLL
         if self.log.knows_deaths and ledger is not None and ledger.waiting:
-            pause = LOOK_FOR_DEATHS
+            pause = _LOOK_FOR_DEATHS
         if self.replica.expires:
             pause = min(pause, max(0.01, self._beaten + self.ttl / _BEATS_IN_TTL - now))
         return min(pause, max(0.01, self.replica.next_change - self.now()))
+
+    def look_for_bytes(self) -> None:
+        """Somebody of this process has begun to wait: find what the dead hold, and what was not told yet."""
+        if self.log.knows_deaths:
+            self.bury(_LOOK_FOR_DEATHS)
+        ledger = self.replica.ledger
+        if self.log.is_immediate and ledger is not None and ledger.waiting == 1:
+            holders = {name for name, member in self.replica.members.living.items() if member.tickets}
+            self.log.wake({process_of(name) for name in holders} - {self.outbox.process})
 
     def bury(self, pause: float) -> None:
         """Say in the log which processes the kernel says have died."""
@@ -257,27 +279,52 @@ class Membership:
         if now - self._looked < pause:
             return
         self._looked = now
-        for name in list(self.replica.members.living):
-            if name != self.outbox.member and self.log.is_alive(process_of(name)) is False:
-                self.append(Gone(name, certain=True))
+        for name in self._dead():
+            self.append(Gone(name, certain=True))
+
+    def _dead(self) -> list[str]:
+        """Members whose processes have died, as the kernel says."""
+        others = [name for name in self.replica.members.living if name != self.outbox.member]
+        return [name for name in others if self.log.is_alive(process_of(name)) is False]
 
     # appending
 
+    def ask(self, ticket: Ticket) -> None:
+        """Say that ``ticket`` is wanted, and what has ended before."""
+        untold = self.untold
+        if ticket.flow is None and len(untold) <= 1 and self.is_in:
+            self._send(self.outbox.say_short(untold.pop(), ticket.number, ticket.bytes, ticket.lane))
+        else:
+            self.append(ask_for(ticket), asks=(ticket.number,))
+
+    def flush(self) -> None:
+        """Say what has ended, unless the log is away: then it is said when it is back."""
+        untold = self.untold
+        if not untold or self.away is not None or self._is_reading or self.has_left:
+            return
+        if len(untold) == 1 and self.is_in:
+            self._send(self.outbox.say_short(untold.pop(), 0, 0, 0))
+        while untold:
+            self.append()
+
     def append(self, *operations: Operation, asks: Sequence[int] = ()) -> None:
-        data = self.outbox.say(*operations, asks=asks)
+        """Say ``operations``, and first what has ended before."""
+        if self.untold and len(operations) < MOST_OPERATIONS:
+            operations = (*self.untold.tell(MOST_OPERATIONS - len(operations)), *operations)
+        self._send(self.outbox.say(*operations, asks=asks))
+
+    def _send(self, data: bytes) -> None:
         if self.away is None and not self._is_reading:  # else it is appended when the log is back
             self.log.append(data)
 
     def _do_all_work(self) -> None:
         """What the log's reports call for is done last, outside of the log."""
-        while not self._is_reading and (self.late or self._has_work()):
+        while not self._is_reading and (self.late or self.changed or self._noted != self.replica.changes):
             if self.late:
                 self.late.popleft()()
             else:
+                self._noted = self.replica.changes
                 self._do_work()
-
-    def _has_work(self) -> bool:
-        return bool(self.changed) or self.replica.terms is not self._agreed or self._is_out()
 
     def _is_out(self) -> bool:
         """Whether it took part, or was about to, and does no more against its will."""
@@ -314,12 +361,8 @@ class Membership:
 
     def _compare_terms(self) -> None:
         self._agreed = self.replica.terms
-        if self._agreed is not None and self._agreed != self.terms:
-            logger.warning(
-                "processes that share the budget %s have different settings, the newest are in force: %s",
-                self.log.where,
-                "; ".join(differences(self.terms, self._agreed)),
-            )
+        if self._agreed is not None:
+            warn_of_differences(self.log.where, self.terms, self._agreed)
 
     def tell_all(self, operation: Operation) -> None:
         """Say what concerns everybody, and have them read it soon."""

@@ -67,6 +67,9 @@ class MemoryHub:
 class MemoryLog:
     """One process's way to a ``MemoryHub``."""
 
+    is_immediate = False
+    lifeline = None
+
     def __init__(self, hub: MemoryHub) -> None:
         self.hub = hub
         self.where = "memory"
@@ -153,11 +156,11 @@ class MemoryLog:
     def is_alive(self, process: str) -> bool | None:
         return process not in self.hub.dead if self.hub.knows_deaths else None
 
-    def compact(self, snapshot: Callable[[], bytes]) -> None:
+    def compact(self) -> None:
         with self.hub.lock:
             if len(self.hub.entries) < self.hub.long or self.place != self.hub.end:
                 return
-            self.hub.snapshot = snapshot()
+            self.hub.snapshot = self.listener.snapshot()
             last = self.hub.entries[-1]
             self.hub.first, self.hub.entries = self.hub.end, []
             self.hub.entries.append(Entry(last.at, b""))  # keeps the clock from going back

@@ -7,13 +7,14 @@ executed. Names of clients never get here: flows are hashed before (see ``flow_k
 from __future__ import annotations
 
 import hashlib
+import struct
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from gpu_admission.budget.lanes import Lane
 
-RULES = 1
+RULES = 2
 """Version of the operations and of the ledger's rules. Processes with different ones can't share."""
 
 MOST_BYTES = 1 << 20
@@ -102,6 +103,15 @@ class Join(msgspec.Struct, array_like=True, frozen=True, tag=5):
     holds: Annotated[tuple[Held, ...], msgspec.Meta(max_length=10_000)] = ()
 
 
+class Why(msgspec.Struct, array_like=True, frozen=True):
+    """Which guard says it, and for how many seconds at least (``None``: it doesn't know)."""
+
+    guard: Annotated[str, msgspec.Meta(max_length=128)]
+    reason: Annotated[str, msgspec.Meta(max_length=512)]
+    restart_only: bool = False
+    seconds: float | None = None
+
+
 class Allow(msgspec.Struct, array_like=True, frozen=True, tag=6):
     """What the guards of a process say of a device; the lowest of all processes counts."""
 
@@ -109,6 +119,7 @@ class Allow(msgspec.Struct, array_like=True, frozen=True, tag=6):
     capacity: _Natural | None = None
     ceiling: _Natural | None = None
     max_running: _Natural | None = None
+    why: Why | None = None
 
 
 class Gone(msgspec.Struct, array_like=True, frozen=True, tag=7):
@@ -171,6 +182,34 @@ _decode = msgspec.msgpack.Decoder(Message).decode
 _decode_anything = msgspec.msgpack.Decoder().decode
 
 
+_SHORT = struct.Struct("<BBHQQQQ")
+_FIRST = 0xC1
+"""Of a short entry: what no msgpack begins with."""
+_SHORT_OF_THESE = bytes((_FIRST, RULES))
+_pack = _SHORT.pack
+unpack_short = _SHORT.unpack_from
+"""First byte, ``RULES``, lane, serial, the number that ends, the number that asks (0: none) and its size."""
+NAME = _SHORT.size
+"""Where the member's name begins in a short entry."""
+
+
+def encode_short(member: bytes, serial: int, ended: int, number: int, size: int, lane: int) -> bytes:
+    """The bytes of an entry that says what most say: an end, an ask without a flow, or both."""
+    return _pack(_FIRST, RULES, lane, serial, ended, number, size) + member
+
+
+def is_short(data: bytes) -> bool:
+    """Whether this is a short entry of these rules."""
+    return data[:2] == _SHORT_OF_THESE and len(data) >= NAME
+
+
+def _decode_short(data: bytes) -> Message:
+    _, rules, lane, serial, ended, number, size = unpack_short(data)
+    end = (End(ended),) if ended else ()
+    ask = (Ask(number, size, lane),) if number else ()
+    return Message(rules, data[NAME:].decode("utf-8", "replace"), serial, (*end, *ask))
+
+
 def encode(member: str, serial: int, *operations: Operation) -> bytes:
     """The bytes of one entry. Raises ``ValueError`` above ``MOST_OPERATIONS`` or ``MOST_BYTES``."""
     data = _encode((RULES, member, serial, operations))
@@ -181,6 +220,8 @@ def encode(member: str, serial: int, *operations: Operation) -> bytes:
 
 def decode(data: bytes) -> Message | None:
     """What an entry says; ``None`` for one that nobody of this version can have written."""
+    if is_short(data):
+        return _decode_short(data)
     try:
         return _decode(data)
     except (msgspec.ValidationError, msgspec.DecodeError):
@@ -189,6 +230,8 @@ def decode(data: bytes) -> Message | None:
 
 def rules_of(data: bytes) -> int | None:
     """Which version of the rules wrote an entry; ``None`` where that can't be read."""
+    if data[:1] == _SHORT_OF_THESE[:1]:
+        return data[1] if len(data) >= NAME else None
     try:
         said: Any = _decode_anything(data)
     except msgspec.DecodeError:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from gpu_admission.shared.operations import Operation, encode
+from gpu_admission.shared.operations import Operation, encode, encode_short
 from gpu_admission.shared.protocol import LogAway
 
 MOST_UNSAID = 20_000
@@ -29,6 +29,7 @@ class Outbox:
         self.confirmed = -math.inf
         """When the latest entry was sent of those that have come back."""
         self._clock = clock
+        self._key = b""
         self._memberships = 0
         self._serial = 0
         self._said: dict[int, Said] = {}
@@ -42,16 +43,27 @@ class Outbox:
         self._serial = 0
         self._said.clear()
         self.member = f"{self.process}.{self._memberships}"
+        self._key = self.member.encode()
         return self.member
 
     def say(self, *operations: Operation, asks: Sequence[int] = ()) -> bytes:
         """The next entry's bytes. Raises ``LogAway`` when too many have not come back."""
+        serial = self._next()
+        data = encode(self.member, serial, *operations)
+        self._serial, self._said[serial] = serial, (data, asks, self._clock())
+        return data
+
+    def say_short(self, ended: int, number: int, size: int, lane: int) -> bytes:
+        """The same for the end of one ticket and the ask for another, without a flow; 0 for none."""
+        serial = self._next()
+        data = encode_short(self._key, serial, ended, number, size, lane)
+        self._serial, self._said[serial] = serial, (data, (number,) if number else (), self._clock())
+        return data
+
+    def _next(self) -> int:
         if len(self._said) >= MOST_UNSAID:
             raise LogAway(f"{MOST_UNSAID} operations on the shared budget have not come back")
-        self._serial += 1
-        data = encode(self.member, self._serial, *operations)
-        self._said[self._serial] = (data, asks, self._clock())
-        return data
+        return self._serial + 1
 
     def came_back(self, serial: int) -> Sequence[int]:
         """The ``serial``-th was read in the log. Returns the tickets that it had asked for."""

@@ -54,7 +54,7 @@ class OwnTickets:
         self._returns[number] = call
 
     def back(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
+        for number in numbers if self._returns else ():
             call = self._returns.pop(number, None)
             if call is not None:
                 call()

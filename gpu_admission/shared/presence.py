@@ -12,12 +12,10 @@ import fcntl
 import os
 import select
 import socket
-import time
 import weakref
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-_OLD = 600.0
 _JOINED = b"joined"
 _LONGEST_ADDRESS = 100
 
@@ -33,6 +31,7 @@ class Presence:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(self._address(process))
         os.chmod(self._socket_path(process), 0o600)
+        self._dead: set[str] = set()
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         _close_in_children(self)
@@ -45,6 +44,11 @@ class Presence:
             if os.fstat(fd).st_nlink:
                 return fd
             os.close(fd)  # another swept it away before it was locked
+
+    @property
+    def lifeline(self) -> int:
+        """The locked file: whoever inherits it keeps this process alive for the others."""
+        return self._lock
 
     @property
     def is_gone(self) -> bool:
@@ -100,15 +104,13 @@ class Presence:
         """The others that live."""
         return [process for process in self.others() if self.is_alive(process)]
 
-    def sweep(self, *, all: bool) -> None:
-        """Remove what the dead left; not ``all``: only those whose death has long been seen."""
-        for process in self.others():
-            path = self._lock_path(process)
-            with contextlib.suppress(OSError):
-                old = all or time.time() - path.stat().st_mtime > _OLD
-                if old and self.is_alive(process) is False:
-                    self._socket_path(process).unlink(missing_ok=True)
-                    path.unlink()
+    def sweep(self) -> None:
+        """Remove what those left that were dead the last time too: by now the log says that they are."""
+        dead = {process for process in self.others() if self.is_alive(process) is False}
+        for process in dead & self._dead:
+            self._socket_path(process).unlink(missing_ok=True)
+            self._lock_path(process).unlink(missing_ok=True)
+        self._dead = dead - self._dead
 
     def wake(self, processes: Collection[str]) -> None:
         """A process that has died, or has been woken already, needs none."""

@@ -2,12 +2,12 @@
 
 Owns the two sides of that contract and no behaviour. A log orders entries and stamps them;
 what an entry means is ``operations``' business, and what is done about it the replica's.
-``gpu_admission.shared.conformance`` says the same as tests, for any log.
+``gpu_admission.testing`` says the same as checks, for any log: ``check_log`` and ``check_same_grants``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 
@@ -35,6 +35,10 @@ class Listener(Protocol):
         Until ``came_back`` they are history: nothing is concluded from what isn't there yet.
         """
 
+    def snapshot(self) -> bytes:
+        """All that it has made of what was received so far, for those who come later."""
+        ...
+
     def went_away(self, why: str) -> None:
         """Nothing arrives and nothing can be appended; what was not received yet may be lost."""
 
@@ -47,8 +51,16 @@ class Log(Protocol):
 
     where: str
     """How people call it, in messages; without a password."""
+    is_immediate: bool
+    """Whether an entry has come back when ``append`` returns. Writing it is then the process's own
+    work, and what may be said a moment later is said with the next entry."""
     knows_deaths: bool
     """Whether ``is_alive`` is certain, so that no time limit has to decide."""
+
+    @property
+    def lifeline(self) -> int | None:
+        """A file descriptor: while any process has it open, this one counts as alive; ``None``: none does."""
+        ...
 
     def start(self, process: str, listener: Listener) -> None:
         """Begin to report: first ``restarted``, all there is and ``came_back``, then whatever comes.
@@ -72,8 +84,8 @@ class Log(Protocol):
     def is_alive(self, process: str) -> bool | None:
         """Whether it still runs; ``None`` where the log can't know."""
 
-    def compact(self, snapshot: Callable[[], bytes]) -> None:
-        """Where the log is long: replace what has been received by a ``snapshot`` of it."""
+    def compact(self) -> None:
+        """Where the log is long: replace what has been received by the listener's ``snapshot``."""
 
     def stop(self) -> None:
         """Report no more, and let go of everything."""

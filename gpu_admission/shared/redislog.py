@@ -19,7 +19,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from gpu_admission.shared.operations import Open, encode
@@ -45,7 +45,10 @@ class _Lost(Exception):
 class RedisLog:
     """``settle``: seconds for which a log that has begun anew grants nothing."""
 
+    is_immediate = False
     knows_deaths = False
+
+    lifeline = None
 
     def __init__(self, address: RedisAddress, *, settle: float = 10.0, long: int = _LONG) -> None:
         self.where = address.where
@@ -59,19 +62,22 @@ class RedisLog:
         self._server = b""
         self._seen = 0.0
         self._read_since = 0
-        self._dump: Callable[[], bytes] | None = None
+        self._is_long = False
         self._writer: Writer | None = None
         self._woken = threading.Event()
         self._stopped = threading.Event()
         self._tried = threading.Event()
         self._refused: Exception | None = None
         self._has_checked = False
-        self._thread = threading.Thread(target=self._sessions, name="gpu_admission.redis", daemon=True)
+        self._thread = threading.Thread()
 
     # from any thread
 
     def start(self, process: str, listener: Listener) -> None:
-        self._listener = listener
+        self._listener, self._place = listener, None
+        for each in (self._woken, self._stopped, self._tried):
+            each.clear()
+        self._thread = threading.Thread(target=self._sessions, name="gpu_admission.redis", daemon=True)
         self._address.client()  # says which extra is missing, here and not in the thread
         self._thread.start()
         if not self._tried.wait(_START_WITHIN):
@@ -100,10 +106,9 @@ class RedisLog:
     def is_alive(self, process: str) -> bool | None:
         return None
 
-    def compact(self, snapshot: Callable[[], bytes]) -> None:
+    def compact(self) -> None:
         """Done by the reader, between two reads: there it is known what has been received."""
-        if self._read_since >= self._long:
-            self._dump = snapshot
+        self._is_long = self._read_since >= self._long
 
     def stop(self) -> None:
         """What was said last has been sent; the server has it even if this process ends now."""
@@ -237,7 +242,7 @@ class RedisLog:
             self._seen = now
             if writer.failure is not None:
                 raise writer.failure
-            if self._dump is not None:
+            if self._is_long:
                 self._compact(client)
 
     def _take(self, said: Sequence[Any]) -> bool:
@@ -259,13 +264,12 @@ class RedisLog:
     def _compact(self, client: Any) -> None:
         from redis.exceptions import WatchError
 
-        dump, self._dump = self._dump, None
-        self._read_since = 0
-        if dump is None or client.xlen(self._stream) < self._long:
+        self._is_long, self._read_since = False, 0
+        if client.xlen(self._stream) < self._long:
             return  # another process has done it
         place = self._place
         assert place is not None
-        state = dump()
+        state = self._listener.snapshot()
         with contextlib.suppress(WatchError), client.pipeline() as pipeline:
             pipeline.watch(self._snapshot)
             before = pipeline.hget(self._snapshot, "place")

@@ -6,12 +6,15 @@ settings are the newest is the replica's business.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.placement import POLICIES, most_free
 from gpu_admission.budget.ticket import NEW, REFUSED, Ticket
 from gpu_admission.shared.operations import Terms
+
+logger = logging.getLogger("gpu_admission")
 
 
 def ledger_of(terms: Terms) -> Ledger:
@@ -72,10 +75,16 @@ def _carry_over(ledger: Ledger, new: Ledger, now: float) -> None:
     new.max_running = ledger.max_running
 
 
-def differences(mine: Terms, force: Terms) -> list[str]:
-    """``max_waiting=100 here, 50 in force``, one for each setting that differs."""
-    return [
+def warn_of_differences(where: str, mine: Terms, force: Terms) -> None:
+    """Say which settings of the budget ``where`` are others than those in force."""
+    differ = [
         f"{name}={getattr(mine, name)!r} here, {getattr(force, name)!r} in force"
         for name in Terms.__struct_fields__
         if getattr(mine, name) != getattr(force, name)
     ]
+    if differ:
+        logger.warning(
+            "processes that share the budget %s have different settings, the newest are in force: %s",
+            where,
+            "; ".join(differ),
+        )

@@ -6,6 +6,8 @@ pytest's fixture is in ``gpu_admission.testing.plugin``.
 from gpu_admission.testing.calls import Call, StreamedCost, answer, chunks, cost, http_scope, read_body
 from gpu_admission.testing.conformance import check_device, check_dialect, check_estimator, check_guard
 from gpu_admission.testing.devices import FakeDevice, look
+from gpu_admission.testing.logs import check_log
+from gpu_admission.testing.samegrants import check_same_grants
 from gpu_admission.testing.scene import Scene, scenario, settle, until, working
 
 __all__ = [
@@ -18,6 +20,8 @@ __all__ = [
     "check_dialect",
     "check_estimator",
     "check_guard",
+    "check_log",
+    "check_same_grants",
     "chunks",
     "cost",
     "http_scope",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -62,6 +63,11 @@ async def until_waiting(admission: Admission, count: int) -> None:
             await anyio.sleep(0.01)
 
 
+async def some_turns() -> None:
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+
+
 async def test_what_one_process_holds_is_not_free_in_another(place: str) -> None:
     async with pair(place) as (first, second):
         async with first.lease(70):
@@ -69,6 +75,7 @@ async def test_what_one_process_holds_is_not_free_in_another(place: str) -> None
                 await second.acquire(Estimate(40), timeout=0)
             assert second.snapshot().in_use == 70
         (await second.acquire(Estimate(100))).release()
+        await some_turns()  # an end is told with the next turn of the loop
         assert first.snapshot().in_use == 0
 
 
@@ -192,6 +199,7 @@ async def test_a_lease_grows_only_where_no_process_has_taken_the_room(place: str
                 mine.resize(61)
             mine.resize(10)
             assert second.snapshot().in_use == 50
+        await some_turns()  # an end is told with the next turn of the loop
         assert second.snapshot().in_use == 0
 
 
@@ -201,6 +209,7 @@ async def test_a_kept_lease_stays_counted_in_every_process(place: str) -> None:
             handle = lease.keep()
         assert second.snapshot().in_use == 50
         handle.close()
+        await some_turns()  # an end is told with the next turn of the loop
         assert second.snapshot().in_use == 0
 
 
@@ -216,6 +225,7 @@ async def test_shadow_counts_what_it_would_have_done_and_holds_no_one_up(place: 
     async with pair(place, mode="shadow") as (first, second):
         async with first.lease(70), second.lease(40):
             assert first.snapshot().in_use == second.snapshot().in_use == 110
+        await some_turns()  # an end is told with the next turn of the loop
         assert first.snapshot().in_use == second.snapshot().in_use == 0
         assert second.snapshot().counts["shadow_waited"] == 1
 
@@ -405,3 +415,64 @@ async def test_a_measured_capacity_is_the_devices_whatever_each_process_has_load
     mine.foreign = 0
     await until_it_holds(lambda: first.snapshot().capacity == 72, first)
     await first.aclose()
+
+
+class Closed:
+    """A guard that lets nothing start while it is told so."""
+
+    name = "mine"
+    reason = "the fan is broken"
+    retry_at: float | None = None
+
+    def __init__(self) -> None:
+        self.is_closed = False
+
+    def __deepcopy__(self, memo: object) -> Closed:
+        return self
+
+    def ceiling(self, readings: object, outcomes: object, now: float) -> int | None:
+        return 0 if self.is_closed else None
+
+
+async def test_a_guard_that_closes_in_one_process_is_named_by_the_others(place: str) -> None:
+    guard = Closed()
+    first, second = on(place, guards=(guard,)), on(place)
+    async with Pair(first, second), anyio.create_task_group() as group:
+        held = await second.acquire(Estimate(70))
+        refused: list[Unavailable] = []
+
+        async def wait() -> None:
+            with pytest.raises(Unavailable) as said:
+                await second.acquire(Estimate(70))
+            refused.append(said.value)
+
+        group.start_soon(wait)
+        await until_waiting(second, 1)
+        guard.is_closed = True
+        await anyio.to_thread.run_sync(first.monitor.review, 0)
+        with anyio.fail_after(5):
+            while not refused:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        assert (refused[0].reason, refused[0].status) == ("gpu_unavailable", 503)
+        assert "guard 'mine' lets nothing start: the fan is broken" in refused[0].detail
+        with pytest.raises(Unavailable, match="in another process of the shared budget"):
+            await second.acquire(Estimate(10))
+        guard.is_closed = False
+        await anyio.to_thread.run_sync(first.monitor.review, 0)
+        (await second.acquire(Estimate(10))).release()
+        held.release()
+
+
+async def test_a_process_leaves_at_the_servers_shutdown_and_comes_back_with_its_next_request(
+    place: str,
+) -> None:
+    async with pair(place) as (first, second):
+        lease = await first.acquire(Estimate(30))
+        await first.locked.rest()
+        assert len(second.snapshot().members) == 2, "its work runs on"
+        lease.release()
+        await first.locked.rest()
+        assert [member.is_self for member in second.snapshot().members] == [True]
+        async with first.lease(40):
+            assert second.snapshot().in_use == 40
+        assert len(second.snapshot().members) == 2

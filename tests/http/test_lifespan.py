@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -272,3 +273,14 @@ def test_the_scope_of_a_cold_request_stays_the_apps_own() -> None:
 
     anyio.run(go)
     assert seen[0] is scope
+
+
+def test_a_shared_budget_is_left_at_shutdown_and_joined_again_at_the_next_start(tmp_path: Path) -> None:
+    folder = tmp_path / "gpu0"
+    routes = [Route("/work", work, methods=["POST"])]
+    app = GPUAdmission(Starlette(routes=routes), capacity=100, estimator=10, shared=folder)
+    for _ in range(2):
+        with TestClient(app) as client:
+            assert client.post("/work", content=b"x").json() == {"body": 1}
+            assert len(list(folder.glob("*.lock"))) == 1
+        assert not list(folder.glob("*.lock"))

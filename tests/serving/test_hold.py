@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from gpu_admission.budget.ticket import GRANTED, Ticket
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.operations import Terms
+from tests.shared.redisserver import Server, needs_server
 
 
 @pytest.fixture
@@ -126,3 +128,66 @@ def test_a_budget_that_is_new_needs_a_capacity(folder: Path, capsys: pytest.Capt
     assert hold(1, folder, "--", "true") == 125
     assert "give --capacity" in capsys.readouterr().err
     assert hold("--capacity", "100", 1, folder, "--", sys.executable, "-c", "") == 0
+
+
+SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+
+
+def test_a_command_that_outlives_its_hold_stays_counted_until_it_ends(
+    folder: Path, server: SharedLedger
+) -> None:
+    holding = start(60, folder, "--", sys.executable, "-c", SLEEPS)
+    assert holding.stdout is not None
+    command = int(holding.stdout.readline())
+    until_held(server, 60)
+    holding.kill()
+    holding.wait()
+    waiting = Ticket(60)
+    server.ask(waiting)
+    end = time.monotonic() + 1.0
+    while time.monotonic() < end:
+        server.pulse()
+        assert server.ledger.in_use == 60
+        time.sleep(0.05)
+    os.kill(command, signal.SIGKILL)
+    until_held(server, 60)
+    end = time.monotonic() + 10
+    while waiting.state is not GRANTED:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    server.release(waiting)
+    holding.stdout.close()
+
+
+@needs_server
+def test_over_a_server_a_command_dies_with_its_hold(tmp_path: Path) -> None:
+    redis = Server(tmp_path / "redis")
+    holding = start("--capacity=100", "60", redis.address, "--", sys.executable, "-c", SLEEPS)
+    assert holding.stdout is not None
+    command = int(holding.stdout.readline())
+    holding.kill()
+    holding.wait()
+    end = time.monotonic() + 10
+    while is_running(command):
+        assert time.monotonic() < end, "nobody renews its lease any more, and it runs on"
+        time.sleep(0.01)
+    holding.stdout.close()
+    redis.stop()
+
+
+@needs_server
+def test_over_a_server_too_a_command_that_is_not_there_is_said(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    redis = Server(tmp_path / "redis")
+    assert hold("--capacity=100", 60, redis.address, "--", "no-such-command") == 127
+    assert "no-such-command" in capfd.readouterr().err
+    assert hold(60, redis.address, "--", sys.executable, "-c", "raise SystemExit(7)") == 7
+    redis.stop()
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,6 +1,6 @@
 """The protocol of a shared budget as a small machine of states, to be searched whole.
 
-Three processes, one unit of capacity, two requests each; crashes, pauses, cuts, the loss of the
+Some processes, one unit of capacity, two requests each; crashes, pauses, cuts, the loss of the
 log, a failover and one leap of the server's clock. Times count in ticks of half a ``lease_ttl``
 and are relative, so that the states are finitely many. ``flaws`` plants what must not be done.
 No test lives here.
@@ -27,6 +27,7 @@ FLAWS = {
     "late end subtracts": "the end of a dead membership takes its size off what is held",
     "no quarantine": "the bytes of the dead go to others at once",
     "old grant": "a grant is started after a pause, however old it is",
+    "old bytes handed on": "bytes that end are used again without asking, however old their grant is",
     "failover trusted": "a promoted server's log is taken for the whole log",
     "wake-up only": "a waiter learns of its grant by a wake-up, and by nothing else",
 }
@@ -48,6 +49,8 @@ class P(NamedTuple):
     ticket: int = NO
     given: bool = False
     """Its bytes went to others while it was running, paused or cut off: said aloud, and allowed."""
+    at_ease: bool = True
+    """When it last read the log, nobody waited, and all that was held did fit."""
     marked: bool = False
     woken: bool = False
 
@@ -81,6 +84,8 @@ class Model:
         for i, p in enumerate(s.ps):
             if p.mode == UP:
                 yield from self._well(s, i, p)
+            if p.mode in (UP, CUT):
+                yield from self._hand_on(s, i, p)
             yield from self._harm(s, i, p)
         yield from self._world(s)
 
@@ -97,6 +102,12 @@ class Model:
             yield f"{i} ends", self.entry(over, i, "end")
         if p.marked and self.flaw == "reaper outside the log":
             yield f"reaper takes {i}", self._free(self._put(s, i, p._replace(marked=False)), i)
+
+    def _hand_on(self, s: State, i: int, p: P) -> Iterator[tuple[str, State]]:
+        """What ends is used for the next request at once, and nobody is told."""
+        may = (p.age < HALF and p.at_ease) or self.flaw == "old bytes handed on"
+        if p.belief == RUNNING and p.left and may:
+            yield f"{i} hands on", self._put(s, i, p._replace(left=p.left - 1, given=False))
 
     def _harm(self, s: State, i: int, p: P) -> Iterator[tuple[str, State]]:
         if p.mode in (PAUSED, CUT):
@@ -235,7 +246,9 @@ class Model:
         p = s.ps[i]
         sees = self.flaw != "wake-up only" or p.woken
         belief = GRANTED if p.belief == ASKED and p.ticket == HOLDS and sees else p.belief
-        return self._put(s, i, p._replace(age=0, belief=belief, woken=False))
+        held = sum(each.ticket == HOLDS for each in s.ps)
+        at_ease = held <= 1 and not s.queue and not s.settle
+        return self._put(s, i, p._replace(age=0, belief=belief, at_ease=at_ease, woken=False))
 
     def _put(self, s: State, i: int, p: P) -> State:
         return s._replace(ps=(*s.ps[:i], p, *s.ps[i + 1 :]))
@@ -255,6 +268,16 @@ class Model:
                 raise Wrong(f"bytes of {i} are lost")
 
 
+def alike(s: State) -> State:
+    """The same state with its processes in one order: which of them is which makes no difference."""
+    order = sorted(range(len(s.ps)), key=lambda i: (s.ps[i], s.queue.index(i) if i in s.queue else -1))
+    if order == list(range(len(order))):
+        return s
+    place = {i: n for n, i in enumerate(order)}
+    queue = tuple(place[i] for i in s.queue)
+    return s._replace(ps=tuple(s.ps[i] for i in order), queue=queue)
+
+
 def search(flaw: str = "", processes: int = 3, faults: int = 2, most: int = 10_000_000) -> tuple[int, str]:
     """How many states there are, and what is wrong with the first wrong one (empty: nothing)."""
     model = Model(flaw)
@@ -265,6 +288,7 @@ def search(flaw: str = "", processes: int = 3, faults: int = 2, most: int = 10_0
         for state in edge:
             try:
                 for _, after in model.steps(state):
+                    after = after if flaw else alike(after)
                     if after not in seen:
                         model.check(after)
                         seen.add(after)

@@ -10,17 +10,20 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import anyio.lowlevel
 import pytest
 
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
-from gpu_admission.shared.folder import FolderLog, file_system, prepare_folder
+from gpu_admission.shared.folder import FolderLog, _boot_id, file_system, prepare_folder
 from gpu_admission.shared.frames import HEAD_SIZE, Frames, Head, frame
 from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.operations import Terms
 from gpu_admission.shared.presence import Presence
 from gpu_admission.shared.protocol import Entry
 
 TERMS = Terms((100,))
+pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
@@ -45,6 +48,11 @@ def join(folder: Path) -> Iterator[Callable[..., SharedLedger]]:
             shared.release(ticket)
         if not shared.has_left:
             shared.stop()
+
+
+def log_of(folder: Path) -> Path:
+    (log,) = folder.glob("log-*")
+    return log
 
 
 def ask(shared: SharedLedger, size: int) -> Ticket:
@@ -83,7 +91,7 @@ def test_the_folder_and_all_in_it_are_for_the_owner_alone(
     join()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     names = {path.suffix or path.name for path in folder.iterdir()}
-    assert names == {"log", ".lock", ".wake"}
+    assert names == {log_of(folder).name, ".lock", ".wake"}
     assert {stat.S_IMODE(path.lstat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
@@ -121,7 +129,7 @@ def test_the_kind_of_a_file_system_is_the_longest_mount_points(tmp_path: Path) -
 def test_a_torn_entry_is_passed_by_all_who_read_on(folder: Path, join: Callable[..., SharedLedger]) -> None:
     first, second = join(), join()
     held = ask(first, 70)
-    with (folder / "log").open("ab") as log:
+    with log_of(folder).open("ab") as log:
         log.write(frame(b"never finished", 1)[:-5])
     waiting = ask(second, 40)
     first.release(held)
@@ -147,8 +155,9 @@ def test_a_head_that_is_no_log_is_none() -> None:
 
 
 def test_what_is_no_log_is_set_aside(folder: Path, join: Callable[..., SharedLedger]) -> None:
-    folder.mkdir(mode=0o700)
-    (folder / "log").write_bytes(b"x" * 100)
+    first = join()
+    first.stop()
+    log_of(folder).write_bytes(b"x" * 100)
     assert ask(join(), 10).state is GRANTED
     assert (folder / "log.broken").exists()
 
@@ -162,7 +171,8 @@ def test_a_long_log_is_replaced_by_a_snapshot_and_everybody_goes_on(
         first.release(ask(first, 1))
         first.pulse()
         second.pulse()
-    assert (folder / "log").stat().st_size < 6000
+    assert log_of(folder).stat().st_size < 6000
+    assert len(list(folder.glob("log-*"))) == 1
     newcomer = join(long=2000)
     assert (newcomer.ledger.in_use, newcomer.ledger.waiting) == (70, 1)
     first.release(held)
@@ -209,14 +219,15 @@ def test_a_log_that_was_removed_grants_nothing_until_the_living_have_declared(
     first = join()
     running = ask(first, 60)
     running.started = True
-    (folder / "log").unlink()
+    log_of(folder).unlink()
     second = join()
     waiting = ask(second, 30)
     assert waiting.state is WAITING
     first.pulse()
     second.pulse()
     assert second.ledger.in_use == 60
-    assert second.settles_in > 5
+    assert second.replica.settles is not None
+    assert second.replica.settles - second.now() > 5
 
 
 def test_a_folder_that_was_removed_is_made_again_and_its_process_is_seen(
@@ -239,10 +250,10 @@ def test_a_folder_that_was_removed_is_made_again_and_its_process_is_seen(
 def test_another_boot_begins_a_new_log(
     folder: Path, join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = join()
-    ask(first, 60).started = True
+    kill_while_it_holds(folder, 60)
     monkeypatch.setattr("gpu_admission.shared.folder._boot_id", lambda: "another")
     assert ask(join(), 100).state is GRANTED
+    assert log_of(folder).name == "log-another-0"
 
 
 def test_a_full_disk_is_a_log_that_is_away_and_nothing_is_lost(
@@ -277,20 +288,42 @@ def test_a_broken_disk_is_a_log_that_is_away(
     assert first.away is None
 
 
-def test_a_process_that_stopped_while_it_replaced_the_log_makes_it_away_not_hang(
+def test_a_process_that_stopped_while_it_replaced_the_log_stops_nobody(
     folder: Path, join: Callable[..., SharedLedger]
 ) -> None:
-    import fcntl
+    first, second = join(), join()
+    held = ask(first, 70)
+    file = LogFile(folder, _boot_id())
+    file.open()
+    file.seal()  # and no more
+    waiting = ask(first, 40)
+    second.pulse()
+    assert (waiting.state, second.ledger.waiting) == (WAITING, 1)
+    assert log_of(folder).name.endswith("-1")
+    second.release(ask(second, 1))
+    first.release(held)
+    assert waiting.state is GRANTED
+    assert join().ledger.in_use == 40
+    file.close()
 
-    first = join()
-    fd = os.open(folder / "log", os.O_RDWR)
-    fcntl.flock(fd, fcntl.LOCK_EX)
-    ticket = ask(first, 10)
-    assert ticket.state is NEW
-    assert "continue it or kill it" in (first.away or "")
-    os.close(fd)
-    first.pulse()
-    assert ticket.state is GRANTED
+
+def test_what_was_said_behind_a_seal_counts_once_in_the_next_file(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    first, second = join(), join()
+    file = LogFile(folder, _boot_id())
+    file.open()
+    tickets = []
+    for turn in range(20):
+        tickets.append(ask((first, second)[turn % 2], 1))
+        if turn % 3 == 0:
+            file.open()
+            file.seal()
+    assert {ticket.state for ticket in tickets} == {GRANTED}
+    for each in (first, second, join()):
+        each.pulse()
+        assert each.ledger.in_use == 20
+    file.close()
 
 
 def test_a_forked_child_does_not_keep_a_dead_parent_alive(folder: Path) -> None:
@@ -324,14 +357,14 @@ def test_a_process_without_a_lock_file_is_neither_dead_nor_alive(folder: Path) -
 def test_what_the_long_dead_left_is_swept_away(folder: Path) -> None:
     prepare_folder(folder)
     presence = Presence(folder, "me")
-    for name, age in (("old", 10_000), ("new", 1)):
-        path = folder / f"{name}.lock"
-        path.touch(0o600)
-        os.utime(path, (time.time() - age,) * 2)
-    presence.sweep(all=False)
-    assert sorted(presence.others()) == ["new"]
-    presence.sweep(all=True)
-    assert list(presence.others()) == []
+    living = Presence(folder, "living")
+    (folder / "old.lock").touch(0o600)
+    presence.sweep()
+    (folder / "new.lock").touch(0o600)
+    assert sorted(presence.others()) == ["living", "new", "old"], "the log may not say yet that they are dead"
+    presence.sweep()
+    assert sorted(presence.others()) == ["living", "new"]
+    living.close()
     presence.close()
 
 
@@ -375,6 +408,7 @@ import sys, time
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.operations import Terms
 shared = SharedLedger(FolderLog(sys.argv[1]), Terms((100,)))
 shared.start()
@@ -394,3 +428,96 @@ def kill_while_it_holds(folder: Path, size: int) -> None:
     process.kill()
     process.wait()
     process.stdout.close()
+
+
+async def in_one_turn(shared: SharedLedger, *sizes: int) -> list[Ticket]:
+    """One after the other, each ends before the next asks; all in one turn of the event loop."""
+    tickets = []
+    for size in sizes:
+        ticket = Ticket(size)
+        shared.ask(ticket, start=True)
+        shared.release(ticket)
+        tickets.append(ticket)
+    return tickets
+
+
+async def some_turns() -> None:
+    for _ in range(5):
+        await anyio.lowlevel.checkpoint()
+
+
+def entries_in(folder: Path) -> int:
+    file = LogFile(folder, _boot_id())
+    file.open()
+    entries = len(file.read())
+    file.close()
+    return entries
+
+
+@pytest.mark.parametrize(("sizes", "said"), [((40,) * 20, 2), ((40, 41) * 3, 7)])
+async def test_requests_of_one_turn_of_the_loop_share_what_is_said(
+    folder: Path, join: Callable[..., SharedLedger], sizes: tuple[int, ...], said: int
+) -> None:
+    first, second = join(), join()
+    before = entries_in(folder)
+    tickets = await in_one_turn(first, *sizes)
+    assert all(ticket.started for ticket in tickets)
+    await some_turns()
+    assert entries_in(folder) - before == said
+    second.pulse()
+    assert first.ledger.in_use == second.ledger.in_use == 0
+    assert {ticket.state for ticket in tickets} == {ENDED}
+
+
+async def test_who_looks_at_the_ledger_sees_what_has_ended(join: Callable[..., SharedLedger]) -> None:
+    first, second = join(), join()
+    await in_one_turn(first, 70)
+    assert first.ledger.in_use == 0
+    second.catch_up()
+    assert second.ledger.in_use == 0
+
+
+async def test_bytes_are_not_handed_on_past_somebody_who_is_known_to_wait(
+    join: Callable[..., SharedLedger],
+) -> None:
+    first, second = join(), join()
+    held = ask(first, 70)
+    waiting = ask(second, 70)
+    first.catch_up()
+    first.release(held)
+    late = ask(first, 70)
+    assert (waiting.state, late.state) == (WAITING, WAITING)
+    second.catch_up()
+    assert waiting.state is GRANTED
+
+
+async def test_bytes_are_handed_on_for_a_moment_only(
+    folder: Path, join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_admission.shared.untold._MOMENT", 0.0)
+    first = join()
+    before = entries_in(folder)
+    await in_one_turn(first, 40, 40, 40)
+    await some_turns()
+    assert entries_in(folder) - before == 4
+
+
+async def test_who_begins_to_wait_has_others_tell_what_has_ended(join: Callable[..., SharedLedger]) -> None:
+    """Even where their event loop stands still."""
+    first, second = join(pulse=True), join()
+    await in_one_turn(first, 70)
+    waiting = ask(second, 70)
+    assert waiting.state is WAITING
+    time.sleep(0.3)  # noqa: ASYNC251  # the loop stands still
+    second.catch_up()
+    assert waiting.state is GRANTED
+
+
+async def test_a_drained_budget_hands_nothing_on(join: Callable[..., SharedLedger]) -> None:
+    first, second = join(), join()
+    await in_one_turn(first, 70)
+    second.drain()
+    first.catch_up()
+    late = Ticket(70)
+    first.ask(late, start=True)
+    assert late.state is REFUSED

@@ -12,7 +12,7 @@ from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
-from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.operations import RULES, Terms
 from gpu_admission.shared.protocol import LogAway
 from tests.shared.hub import TERMS, Process, World
 
@@ -531,8 +531,8 @@ def test_flows_of_equal_names_are_one_flow_in_all_processes() -> None:
 
 def test_another_version_of_the_rules_refuses_to_start_and_names_both() -> None:
     world = World(1)
-    world.hub.add(msgspec.msgpack.encode((2, "new.1", 1, [])))
-    with pytest.raises(ValueError, match="follows version 2 of the rules, this process 1"):
+    world.hub.add(msgspec.msgpack.encode((RULES + 1, "new.1", 1, [])))
+    with pytest.raises(ValueError, match=f"follows version {RULES + 1} of the rules, this process {RULES}"):
         Process(world.hub, world.clock, "p9")
 
 

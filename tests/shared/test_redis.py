@@ -293,13 +293,14 @@ def test_a_long_log_is_cut_and_a_newcomer_begins_with_the_snapshot(
     wait_for(lambda: waiting.state is GRANTED)
 
 
+@pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_an_idle_budget_costs_a_server_few_commands(
-    server: Server, join: Callable[..., SharedLedger]
+    server: Server, join: Callable[..., SharedLedger], count: int
 ) -> None:
     members = [join(settle=0.0, terms=Terms((100,), max_waiting=20_000)) for _ in range(4)]
     ask(members[0], 100, GRANTED)
-    waiting = [ask(members[n % 4], 50) for n in range(400)]
-    wait_for(lambda: all(ticket.state is WAITING for ticket in waiting))
+    waiting = [ask(members[n % 4], 50) for n in range(count)]
+    wait_for(lambda: all(ticket.state is WAITING for ticket in waiting), 60.0)
     before, at = int(server.client().info()["total_commands_processed"]), time.monotonic()
     time.sleep(3)
     spent = int(server.client().info()["total_commands_processed"]) - before

@@ -5,22 +5,17 @@ Replicas lag behind each other at random, are made from snapshots, and die.
 
 from __future__ import annotations
 
-import random
-from typing import Any
-
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.ticket import State, Ticket
-from gpu_admission.shared.dump import dump, load
 from gpu_admission.shared.memory import MemoryHub
 from gpu_admission.shared.operations import Terms
-from gpu_admission.shared.protocol import Entry
-from gpu_admission.shared.replica import Replica
+from gpu_admission.testing.plainledger import Plain
+from gpu_admission.testing.samegrants import figures, through_a_replica
 from tests.shared.hub import Clock, Process
-from tests.shared.plain import Plain, Said
 
 STEPS = 400
 FEW, MANY = 6, 70
@@ -92,21 +87,6 @@ class Program:
                     process.log.deliver()
 
 
-def through_a_replica(entries: list[Entry], seed: int) -> list[Said]:
-    """What each entry granted or refused, in a replica that is now and then made anew from a snapshot."""
-    replica = Replica()
-    said: list[Said] = []
-    chance = random.Random(seed)
-    for entry in entries:
-        if seed and chance.random() < 0.05:
-            written = dump(replica)
-            replica = Replica()
-            load(replica, written)
-        changed = replica.apply(*entry)
-        said.append([(ticket.owner, ticket.number, ticket.state.value) for ticket in changed])
-    return said
-
-
 @pytest.mark.parametrize("programs", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_replicas_grant_what_one_ledger_grants_at_the_same_places(family: str, programs: int) -> None:
@@ -149,9 +129,3 @@ def check(program: Program) -> None:
                 assert (ticket.state, ticket.bytes, ticket.device) == (twin.state, twin.bytes, twin.device)
     live = [t for t in plain.tickets.values() if t.state is State.GRANTED]
     assert plain.ledger.in_use == sum(ticket.bytes for ticket in live)
-
-
-def figures(ledger: Any) -> list[object]:
-    accounts = [(a.in_use, a.running, a.limit) for a in ledger.accounts]
-    lanes = [(lane.in_use, lane.waiting, lane.waiting_bytes, lane.hold) for lane in ledger.lanes]
-    return [accounts, lanes, ledger.in_use, ledger.running, ledger.waiting, ledger.grants, ledger.asked]

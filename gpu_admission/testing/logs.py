@@ -1,12 +1,6 @@
-"""What any log must do to carry a shared budget, as tests: pass it yours.
+"""What any log must do to carry a shared budget, as checks for your own.
 
-    from gpu_admission.shared.conformance import check_log
-
-    def test_my_log_carries_a_budget() -> None:
-        check_log(lambda: MyLog("somewhere"))  # a new way to one and the same place, each time
-
-Needs no test framework; each check raises ``AssertionError`` with a sentence. The place must be
-new for each call of ``check_log``.
+Owns what is asked of the log alone; that ledgers on it stay equal is ``samegrants``'.
 """
 
 from __future__ import annotations
@@ -35,6 +29,9 @@ class Recorder:
         self.snapshots.append(snapshot)
         self.entries.clear()
         self.is_reading = True
+
+    def snapshot(self) -> bytes:
+        return b"\n".join(entry.data for entry in self.entries)
 
     def went_away(self, why: str) -> None:
         self.away = why
@@ -67,7 +64,10 @@ class Way:
 
 
 def check_log(make: Callable[[], Log], *, entries: int = 200, seed: int = 0) -> None:
-    """All checks on one new place, to which ``make`` gives a new way each time."""
+    """It orders, stamps, keeps, wakes and knows the living as ``shared.protocol.Log`` says.
+
+    ``make`` gives a new way to one and the same new place, each time: ``lambda: MyLog("somewhere")``.
+    """
     ways = [Way(make()) for _ in range(3)]
     try:
         _check_order(ways, entries, random.Random(seed))

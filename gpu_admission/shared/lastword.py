@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 
-class Turn:
-    """``with turn:`` holds ``lock``; ``last`` is called before the outermost block gives it back.
+class LastWord:
+    """``with last_word:`` holds ``lock``; ``last`` is called before the outermost block gives it back.
 
     A log reports in the middle of an append. What a report calls for may be another append, and
     must wait until the first has ended.

@@ -1,6 +1,6 @@
 """What a shared budget must do, said a second time: one plain ledger, fed the log's entries in order.
 
-An independent reader: it knows the format of operations and nothing of replicas. No test lives here.
+An independent reader: it knows the format of operations and nothing of replicas.
 """
 
 from __future__ import annotations
@@ -78,9 +78,11 @@ class Plain:
                 if must_fit and size > held.bytes and not ledger.can_grow(held, size):
                     return ()
                 return ledger.change(held, size, now)
-            case Allow(device, _, ceiling, _):
+            case Allow(device, _, ceiling):
                 self.ceilings[who, device] = ceiling
-                return self._recount(device, now)
+                changed = self._recount(device, now)
+                closed = ceiling == 0 and all(account.ceiling == 0 for account in ledger.accounts)
+                return [*changed, *ledger.refuse_all(now)] if closed else changed
             case Resize(capacities):
                 return ledger.resize(capacities, now)
             case Drain(closed):
