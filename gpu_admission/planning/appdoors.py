@@ -7,7 +7,7 @@ Owns how Starlette, FastAPI and plain ASGI wrappers are walked. What is found is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -51,19 +51,23 @@ class Looked(msgspec.Struct):
     passing: list[Passing] = msgspec.field(default_factory=list)
     unknown: list[str] = msgspec.field(default_factory=list)
     """Paths below which there is an app whose routes can't be told."""
+    inside: list[Admission] = msgspec.field(default_factory=list)
+    """Of an app without any door those in its module: it calls ``lease`` or ``job`` itself."""
 
     @property
     def admissions(self) -> Sequence[Admission]:
         """Each once, in the order in which they were found."""
         found = [admission for admission, _ in self.middleware]
         found += [metered.admission for metered in self.metered]
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys([*found, *self.inside]))
 
 
-def look_into(app: Any) -> Looked:
-    """Walk ``app``. Raises what its middleware raises for wrong settings."""
+def look_into(app: Any, names: Mapping[str, Any]) -> Looked:
+    """Walk ``app``; ``names`` are its module's. Raises what its middleware raises for wrong settings."""
     looked = Looked()
     _walk(app, "", (), looked)
+    if not looked.admissions:
+        looked.inside = [each for each in names.values() if isinstance(each, Admission)]
     return looked
 
 

@@ -33,9 +33,10 @@ def main(arguments: Sequence[str]) -> int:
     """0: all is well; 1: a mistake was found; 2: there is no such app, or no admission in it."""
     options = _parser().parse_args(arguments)
     try:
-        looked = look_into(_app(options.app))
+        app = _app(options.app)
+        looked = look_into(app, vars(sys.modules[options.app.partition(":")[0]]))
         if not looked.admissions:
-            raise ValueError(f"{options.app} has no GPUAdmission, nor a route with admit or dependency")
+            raise ValueError(f"{options.app} has no GPUAdmission, and its module no Admission")
     except Exception as error:  # whatever importing or building the app raises
         print(f"gpu-admission check: {_sentence(error)}", file=sys.stderr)
         return 2
@@ -101,7 +102,7 @@ def _rows(admission: Admission, looked: Looked) -> Sequence[Sequence[str]]:
                 for path in looked.unknown
                 if path.startswith(below)
             ]
-    return rows or [("nothing", "-", "-", "-")]
+    return rows or [("what the app asks itself", "lease, job", "-", "-")]
 
 
 def _passing_at_once(control: Sequence[str]) -> str:
@@ -129,7 +130,7 @@ def _mistakes(admission: Admission, looked: Looked) -> Iterator[str]:
                 f"{each.method} {each.path}: no pattern of the estimator mapping matches: "
                 "it is charged the whole capacity"
             )
-    if not looked.unknown:
+    if not looked.unknown and not looked.inside:
         yield from _unmatched(admission, [each.path for each in looked.metered])
 
 

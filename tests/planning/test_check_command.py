@@ -109,12 +109,13 @@ plain = GPUAdmission(bare, capacity="2GiB", estimator="1GiB")
 @pytest.fixture(autouse=True)
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_service.py").write_text(APP)
+    (tmp_path / "lone_service.py").write_text("async def bare(scope, receive, send): ...\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
 
 def checked(capsys: pytest.CaptureFixture[str], name: str, *, status: int = 0) -> str:
-    assert cli.main(["check", f"some_service:{name}"]) == status
+    assert cli.main(["check", name if name.startswith("lone") else f"some_service:{name}"]) == status
     said = capsys.readouterr()
     return said.err if status == 2 else said.out
 
@@ -171,7 +172,7 @@ def test_a_mistake_is_named_and_makes_the_status_1(
     [
         ("misspelt()", "no setting 'timout'; did you mean 'timeout'"),
         ("nothing", "app 'some_service:nothing' can't be had"),
-        ("bare", "some_service:bare has no GPUAdmission"),
+        ("lone_service:bare", "lone_service:bare has no GPUAdmission"),
     ],
 )
 def test_what_can_not_be_looked_into_is_status_2(
@@ -184,6 +185,12 @@ def test_of_an_app_whose_routes_can_not_be_told_every_path_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert "/**  " in checked(capsys, "plain")
+
+
+def test_an_admission_without_a_door_is_shown_as_the_apps_own(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked(capsys, "bare")
+    assert "capacity 20.00 GiB was given in bytes" in out
+    assert "what the app asks itself  lease, job" in out
 
 
 def test_a_budget_that_is_off_is_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
