@@ -64,6 +64,8 @@ class AutoMeter:
     def __init__(self) -> None:
         self._devices: Callable[[], Sequence[Device]] = tuple
         self._chosen: PeakMeter | None = None
+        self.idle: int | None = None
+        """Bytes in use when it was last started, while nothing else ran."""
 
     def watch(self, devices: Callable[[], Sequence[Device]]) -> None:
         """Ask for the devices of the admission there."""
@@ -78,6 +80,12 @@ class AutoMeter:
         """Forget earlier peaks; the bytes in use now."""
         if self._chosen is None:
             self._chosen = _choose(self._devices())
+        self.idle = self._chosen.start()
+        return self.idle
+
+    def resume(self) -> int:
+        """The same beside others that run; ``idle`` stays what it is."""
+        assert self._chosen is not None
         return self._chosen.start()
 
     def peak(self) -> int:

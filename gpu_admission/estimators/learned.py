@@ -8,7 +8,6 @@ what an answer says that it used is read in ``workloads.usage``.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import threading
 from collections import deque
@@ -23,8 +22,9 @@ from gpu_admission.errors import UnreadableBody
 from gpu_admission.estimators.histories import ALL, Histories
 from gpu_admission.estimators.history import History
 from gpu_admission.estimators.lengths import Counted, Lengths, heard
-from gpu_admission.estimators.measured import Measured, Progress, asked_of, name_of
+from gpu_admission.estimators.measured import Measured, Progress
 from gpu_admission.estimators.meter import PeakMeter
+from gpu_admission.estimators.numbers import asked_of, hidden, name_of
 from gpu_admission.estimators.taken import ALONE, CORRECTION, Followed, Taken, as_estimate, moved, taken
 from gpu_admission.estimators.terms import clamp, render
 from gpu_admission.estimators.turns import Turns
@@ -151,7 +151,7 @@ class Learned:
         """The name under which ``observe`` must be told of a request: its route, model and flow."""
         model = _model(info) if self.needs_body else None
         flow = self._flow(info) if self._flow else None
-        return name_of(self._route(info), model, flow and _hidden(flow))
+        return name_of(self._route(info), model, flow and hidden(flow))
 
     def estimate(self, workload: Workload, *, route: str = ALL) -> Estimate:
         """What is known of ``workload`` on ``route``, without runs alone; ``inner`` needs a formula."""
@@ -171,7 +171,8 @@ class Learned:
         route = self.route_of(info)
         if self._measured is not None:
             wanted = self._measured.wants(route, estimate)
-            return Followed(route, estimate, info.known_workload or Workload(), info.size, wanted)
+            followed = Followed(route, estimate, info.known_workload or Workload(), info.size, wanted)
+            return self._measured.joins(followed, self.meter)
         return Followed(route, estimate, info.known_workload if self.usage else None, info.size)
 
     def ended(
@@ -183,6 +184,7 @@ class Learned:
         looked at. One that was cut short can only raise what is charged.
         """
         if self._measured is not None:
+            self._measured.leaves(request, self.meter)
             exact = bool(getattr(self.meter, "is_exact", False))
             self._measured.ended(request, outcome, peak=peak, usage=usage, is_exact=exact)
             peak = None
@@ -388,11 +390,6 @@ def _model(info: RequestInfo) -> str | None:
         return info.workload.model
     except UnreadableBody:
         return None
-
-
-def _hidden(flow: str) -> str:
-    """What tells flows apart, in files and to other processes, and does not say whose they are."""
-    return hashlib.blake2b(flow.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _between(value: float, low: float, high: float, name: str) -> None:

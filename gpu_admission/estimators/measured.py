@@ -18,15 +18,15 @@ from typing import Any, NamedTuple
 import anyio
 import msgspec
 
-from gpu_admission.errors import UnreadableBody
+from gpu_admission.estimators.company import Company
 from gpu_admission.estimators.envelope import Envelope
+from gpu_admission.estimators.numbers import FEATURES, Row, asked_of, name_of, row_of
 from gpu_admission.estimators.taken import ALONE, Followed
 from gpu_admission.estimators.terms import clamp
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock
 from gpu_admission.runtime.loop import call_soon, running_loop
 from gpu_admission.types import Estimate, Usage, Workload
-from gpu_admission.workloads.choice import reads_path
 from gpu_admission.workloads.usage import really
 
 ENOUGH = 40
@@ -38,17 +38,11 @@ _CLAIM_SECONDS = 5.0
 _RUN_SECONDS = 600.0
 _LOOK_SECONDS = 1.0
 _MOST_ROUTES = 64
-_LONGEST_NAME = 200
 _MOST_TOLD = 4096
 _LONGEST_SKIP = 64
 _MOST_LOOKED_AT = 64
-_FEATURES = ("prompt", "asked", "used", "pixels", "audio", "tensors", "body")
-_PIXELS = 1024 * 1024
-"""Of a picture whose size is not known."""
 _LEAST = 512
 """Of the capacity, the least part that is charged: what shows as nothing may be too small to be seen."""
-_Row = tuple[float, ...]
-"""``_FEATURES`` of one request."""
 
 
 class Progress(NamedTuple):
@@ -67,8 +61,8 @@ class Progress(NamedTuple):
 class _Told(NamedTuple):
     route: str
     outcome: str
-    features: _Row | None
-    asked: _Row | None
+    features: Row | None
+    asked: Row | None
     peak: int | None
     was_alone: bool
     is_exact: bool
@@ -81,10 +75,11 @@ class Measured:
     and those that are larger than what was seen wait for it while little is known. From then on a request
     is charged what is fitted over its tokens, pixels, seconds and bytes, never below what any took that
     had no more of anything, and a margin of half of that over the square root of the evidence, at least
-    5 %. One that has more of something than any before runs alone again, or beside others by a generous
-    guess while another does. After an out-of-memory the evidence of every route counts for nothing. Alone
-    runs that come to nothing (a path or model that the app
-    does not know) come less and less often, so that no client can keep the device to itself.
+    5 %; less the part that all who run together were seen to take but once, for which the charges of a
+    full device leave room. One that has more of something than any before runs alone again, or beside
+    others by a generous guess while another does. After an out-of-memory the evidence of every route
+    counts for nothing. Alone runs that come to nothing (a path or model that the app does not know) come
+    less and less often, so that no client can keep the device to itself.
 
     ``waits``: whether a request may wait for another to be measured; if not it is charged a quarter.
     """
@@ -97,12 +92,13 @@ class Measured:
         self._routes: dict[str, _Route] = {}
         self._new = _Claims()
         """For routes of which nothing is known."""
+        self.company = Company()
         self._lock = threading.Lock()
         # See ``Learned``: an ending may come while the lock is held, by the same thread.
         self._told: deque[_Told] = deque(maxlen=_MOST_TOLD)
         self._tell: Callable[[tuple[Any, ...]], object] | None = None
         self._waiting: deque[Callable[[], object]] = deque()
-        self._asking: dict[object, tuple[str, _Row]] = {}
+        self._asking: dict[object, tuple[str, Row]] = {}
         """Routes and sizes of those that wait to be measured, or for another that is."""
 
     def bind(self, capacity: Callable[[], int]) -> None:
@@ -117,12 +113,12 @@ class Measured:
         self, route: str, asked: Workload, expected: Workload, size: int
     ) -> Estimate | Awaitable[Estimate]:
         """What a request of ``size`` bytes is charged that asks ``asked`` and is to come to ``expected``."""
-        features, beyond = _of(expected, asked, size, route), _of(asked, asked, size, route)
+        features, beyond = row_of(expected, asked, size, route), row_of(asked, asked, size, route)
         with self._lock:
             charge = self._charge(route, features, beyond)
         return self._later(route, features, beyond) if charge is None else charge
 
-    async def _later(self, route: str, features: _Row, asked: _Row) -> Estimate:
+    async def _later(self, route: str, features: Row, asked: Row) -> Estimate:
         """What is charged once the request that runs alone has ended, or another may."""
         place = object()
         self._asking[place] = (route, asked)
@@ -139,7 +135,7 @@ class Measured:
         finally:
             del self._asking[place]
 
-    def _charge(self, route: str, features: _Row, asked: _Row) -> Estimate | None:
+    def _charge(self, route: str, features: Row, asked: Row) -> Estimate | None:
         """``None``: it has to wait until another has been measured."""
         self._take_in()
         known, capacity, now = self._routes.get(route), max(1, self._capacity()), clock.monotonic()
@@ -159,9 +155,9 @@ class Measured:
             return None
         if reach > 1 and not known.claims.skips:
             size = min(size, capacity)
-        charged = max(clamp(size), capacity // _LEAST)
-        fitted = min(charged, clamp(known.fit.bytes_for(features)))
-        return Estimate(charged, parts={"measured": fitted, "margin": charged - fitted})
+        fitted, charged = clamp(known.fit.bytes_for(features)), clamp(size)
+        own = max(1, capacity // _LEAST, _own(charged, self.company.shared, capacity))
+        return Estimate(own, parts={"measured": fitted, "margin": charged - fitted, "shared": own - charged})
 
     def _larger_waits(self, route: str, reach: float, known: _Route) -> bool:
         """Whether one that waits goes further beyond what was seen: measuring it says more."""
@@ -175,7 +171,7 @@ class Measured:
             if len(self._routes) != 1:
                 raise LookupError("what a request takes is known by route: ask with a request")
             ((route, known),) = self._routes.items()
-            features = _of(workload, workload, 0, route)
+            features = row_of(workload, workload, 0, route)
             return Estimate(clamp(known.size(features, known.fit.reach(features))))
 
     def wants(self, route: str, charged: Estimate) -> bool:
@@ -186,13 +182,25 @@ class Measured:
         known = self._routes.get(route)
         return known is None or known.good < ENOUGH
 
+    def joins(self, request: Followed, meter: Any) -> Followed:
+        """``request``, which runs from now on, in the company of others."""
+        parts = request.estimate.parts
+        if self._waits and hasattr(meter, "resume"):
+            alone = math.nan if ALONE in parts else parts.get("measured", math.nan)
+            self.company.joins(id(request), alone, meter)
+        return request
+
+    def leaves(self, request: Followed, meter: Any) -> None:
+        """It has ended."""
+        self.company.leaves(id(request), meter)
+
     def ended(
         self, request: Followed, outcome: str, *, peak: int | None, usage: Usage | None, is_exact: bool
     ) -> None:
         """``request`` ended as ``outcome``; ``peak`` where it was measured. Takes no lock."""
         asked, size, route = request.asked or Workload(), request.size, request.route
         workload = asked if usage is None else really(asked, usage, longest_prompt=size)
-        features, before = _of(workload, asked, size, route), _of(asked, asked, size, route)
+        features, before = row_of(workload, asked, size, route), row_of(asked, asked, size, route)
         alone = ALONE in request.estimate.parts
         self._told.append(_Told(route, outcome, features, before, peak, alone, is_exact))
         if outcome == "ok" and self._tell is not None:
@@ -202,6 +210,7 @@ class Measured:
 
     def ran_out(self) -> None:
         """Some request ran out of memory: no route has any evidence. Takes no lock."""
+        self.company.ran_out()
         self._told.append(_Told("", "oom", None, None, None, False, False))
 
     def share(self, tell: Callable[[tuple[Any, ...]], object]) -> None:
@@ -212,7 +221,7 @@ class Measured:
         """Take in what another process has told. Raises nothing, whatever it is."""
         with contextlib.suppress(msgspec.ValidationError):
             told = msgspec.convert(values, _Told)
-            if told.outcome == "ok" and len(told.features or ()) == len(told.asked or ()) == len(_FEATURES):
+            if told.outcome == "ok" and len(told.features or ()) == len(told.asked or ()) == len(FEATURES):
                 self._told.append(told)
 
     def progress(self) -> list[Progress]:
@@ -288,7 +297,7 @@ class _Route:
     """What is known of one route and model."""
 
     def __init__(self) -> None:
-        self.fit = Envelope(len(_FEATURES))
+        self.fit = Envelope(len(FEATURES))
         self.claims = _Claims()
         self.good = 0
         """Requests that ended well."""
@@ -301,7 +310,7 @@ class _Route:
         """Whether more have to be measured: three at first, and one after 8, 16 and 32 that went well."""
         return self.runs < 3 + (self.good >= 8) + (self.good >= 16) + (self.good >= 32)
 
-    def size(self, features: _Row, reach: float) -> float:
+    def size(self, features: Row, reach: float) -> float:
         """What is charged; a generous guess for what asks ``reach`` times the most that was seen."""
         evidence = max(1.0, self.runs + self.good / 10) if self.good else 1.0
         size = self.fit.bytes_for(features) * (1 + max(0.05, 0.5 / math.sqrt(evidence)))
@@ -360,39 +369,17 @@ class _Claims:
         self._left = self._length - 1
 
 
-def name_of(path: str, *others: str | None) -> str:
-    """A route by its path, the model that the body names, and whose it is."""
-    return " ".join(name[:_LONGEST_NAME] for name in (path, *others) if name)
+def _own(alone: int, shared: float, capacity: int) -> int:
+    """What a request is charged that takes ``alone`` bytes by itself, ``shared`` of them once with all.
 
-
-def asked_of(info: RequestInfo) -> Workload:
-    """What the body asks; nothing, where it can't be read and no API says that it could."""
-    try:
-        return info.workload
-    except UnreadableBody:
-        if reads_path(info.path):
-            raise
-        return Workload()
+    In proportion, so that the charges of all that fill ``capacity`` leave room for ``shared``.
+    """
+    shared = min(shared, alone / 2, capacity / 2)
+    return math.ceil((alone - shared) * capacity / (capacity - shared))
 
 
 def _alone(guess: int, capacity: int, why: str) -> Estimate:
     parts = {"guess": guess, ALONE: capacity - guess}
     return Estimate(
         capacity, parts=parts, notes=(f"charged the whole capacity, to be measured alone: {why}",)
-    )
-
-
-def _of(workload: Workload, asked: Workload, size: int, route: str) -> _Row:
-    """``workload`` as numbers; bytes of the body where it is of no API that is known."""
-    rows = max(1, workload.sequences)
-    seen = sum(width * height or _PIXELS for width, height in workload.images)
-    made = workload.width * workload.height * max(1, workload.frames) * rows
-    return (
-        float(workload.prompt_tokens * rows),
-        float(asked.new_tokens * rows),
-        float(workload.new_tokens * rows),
-        float(seen + made),
-        float(workload.audio_seconds),
-        float(workload.tensor_bytes),
-        0.0 if reads_path(route.split()[0]) else float(size),
     )
