@@ -238,7 +238,8 @@ def test_blocks_that_are_too_narrow_for_their_figures_are_one(
     page.wait_for("document.getElementById('leases').rows.length === 7")
     page.wait_for("document.querySelectorAll('.block:not(.ceiling)').length === 2")
     blocks = page.evaluate(
-        "[...document.querySelectorAll('.block:not(.ceiling)')].map(b => [...b.children].map(c => c.textContent))"
+        "[...document.querySelectorAll('.block:not(.ceiling)')]"
+        ".map(b => [...b.children].map(c => c.textContent))"
     )
     assert blocks[0][0] == "8.00 GiB"
     assert blocks[1] == ["6.00 GiB", "6 small"]
