@@ -34,6 +34,10 @@ _BOUNDARY = re.compile(r";\s*boundary(\*[^=]*=|=)(\"[^\"]*\"|[^\s;]*)", re.IGNOR
 _TOKEN = re.compile(r"\"([\w'()+,./:=?-]{1,200})\"|([\w'()+./:=?-]{1,200})", re.ASCII)
 _PARAMETER = re.compile(r";\s*([\w!#$%&'*+.^`|~-]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^;\"]*))", re.ASCII)
 
+_ESCAPE = re.compile(r'(?:[^\\]|\\["\\])*+\\[^"\\]')
+"""A backslash before anything but a quote or another."""
+_FOLDS = (" ", "\t")
+
 
 class Part(msgspec.Struct, frozen=True):
     """One part of a multipart body: its headers' facts, its size, and its first bytes."""
@@ -124,14 +128,29 @@ def _part(body: bytes, start: int, end: int, most: int) -> Part:
 
 
 def _headers(block: bytes) -> dict[str, str]:
-    lines = block.decode("utf-8", "replace").split("\r\n")
-    pairs = (line.partition(":") for line in lines)
-    return {name.strip().lower(): value.strip() for name, _, value in pairs}
+    """The headers of a part. Raises ``UnreadableBody`` for those that frameworks read differently."""
+    found: dict[str, str] = {}
+    for line in block.decode("utf-8", "replace").split("\r\n"):
+        name, _, value = line.partition(":")
+        name = name.strip().lower()
+        if line[:1] in _FOLDS or name in found:
+            raise UnreadableBody("a part of the multipart body has a header twice, or one in several lines")
+        if name:
+            found[name] = value.strip()
+    return found
 
 
 def _parameters(header: str) -> dict[str, str]:
-    """``; name=value`` pairs behind a header's first word; of several with one name the last."""
+    """``; name=value`` pairs behind a header's first word.
+
+    Some frameworks take the first of a name, some the last, some undo RFC 2231's forms of it: what
+    leaves a doubt which field a part is raises ``UnreadableBody``.
+    """
     found: dict[str, Any] = {}
     for name, quoted, plain in _PARAMETER.findall(header):
-        found[name.lower()] = quoted.replace('\\"', '"').replace("\\\\", "\\") or plain.strip()
+        name = name.lower()
+        is_doubtful = name.startswith("name*") or (name == "name" and _ESCAPE.match(quoted) is not None)
+        if name in found or is_doubtful:
+            raise UnreadableBody("a part of the multipart body does not say its name in one plain way")
+        found[name] = quoted.replace('\\"', '"').replace("\\\\", "\\") or plain.strip()
     return found

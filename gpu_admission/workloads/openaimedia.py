@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gpu_admission.bodies.json import JSONObject
-from gpu_admission.bodies.numbers import CEILING, positive, positive_option
+from gpu_admission.bodies.numbers import CEILING, capped, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.content import Tally
@@ -70,7 +70,7 @@ class OpenAIMedia:
         return Workload(
             task="video" if is_video else "image",
             prompt_tokens=text_tokens,
-            sequences=max(positive(body.fields, "n", 1), made.copies),
+            sequences=capped(max(positive(body.fields, "n", 1), made.copies) * _prompts(body.fields)),
             images=tuple(tally.images),
             width=made.width or max(self._default_side, made.height),
             height=made.height or max(self._default_side, made.width),
@@ -101,6 +101,12 @@ class OpenAIMedia:
         if size is not None and size != "auto" and read_size(size) is None:
             raise UnreadableBody("size must be WIDTHxHEIGHT or auto")
         return read_made((fields,), fps=self._fps)
+
+
+def _prompts(fields: Mapping[str, Any]) -> int:
+    """How many texts are asked for: some servers make a picture of each in a list."""
+    prompt = fields.get("prompt")
+    return max(1, len(prompt)) if type(prompt) is list else 1
 
 
 def _model(fields: Mapping[str, Any]) -> str | None:

@@ -166,3 +166,29 @@ def test_no_header_takes_long_or_fails_in_another_way(kind: str) -> None:
     for header in (f"multipart/form-data; boundary={kind}", f"multipart/form-data;{kind * 500}"):
         with contextlib.suppress(UnreadableBody):
             read_parts(b"--b\r\n\r\nx\r\n--b--", header)
+
+
+@pytest.mark.parametrize(
+    "disposition",
+    [
+        b'Content-Disposition: form-data;\r\n name="n"',
+        b'Content-Disposition: form-data\r\n\t; name="n"',
+        b'Content-Disposition: form-data; name="n"; name="x"',
+        b'Content-Disposition: form-data; name="x"; NAME=n',
+        b"Content-Disposition: form-data; name*=utf-8''n",
+        b"""Content-Disposition: form-data; name="x"; name*=utf-8''n""",
+        b'Content-Disposition: form-data; name*0="n"',
+        b'Content-Disposition: form-data; name="\\n"',
+        b'Content-Disposition: form-data; name="n"\r\nContent-Disposition: form-data; name="x"',
+        b'Content-Disposition: form-data; name="n"\r\ncontent-type: a/b\r\nContent-Type: c/d',
+    ],
+)
+def test_a_part_of_which_frameworks_would_not_read_the_same_name_is_refused(disposition: bytes) -> None:
+    with pytest.raises(UnreadableBody, match="a part of the multipart body"):
+        read_parts(b"--b\r\n" + disposition + b"\r\n\r\n9\r\n--b--\r\n", "multipart/form-data; boundary=b")
+
+
+def test_a_windows_path_in_a_file_name_is_no_reason_to_refuse() -> None:
+    body = b'--b\r\nContent-Disposition: form-data; name="f"; filename="C:\\new\\x.png"\r\n\r\n9\r\n--b--\r\n'
+    (part,) = read_parts(body, "multipart/form-data; boundary=b")
+    assert (part.name, part.size) == ("f", 1)

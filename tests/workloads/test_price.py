@@ -288,3 +288,8 @@ def test_of_prompts_of_one_name_the_longest_counts() -> None:
         for first, second in ((short, long), (long, short))
     ]
     assert sizes[0] == sizes[1] > 1000
+
+
+def test_a_list_of_prompts_for_pictures_is_as_many_pictures() -> None:
+    body = {"prompt": ["a cat", "a dog", "a fox"], "n": 2}
+    assert OpenAIMedia().read(request(body, "/v1/images/generations")).sequences == 6
