@@ -40,16 +40,23 @@ _OOM_CODE = r"(CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|hipErrorOutOfM
 _ONNX = (
     r"(\[ONNXRuntimeError\] : (1 : FAIL|6 : RUNTIME_EXCEPTION|11 : EP_FAIL) : )?"
     r"(Non-zero status code returned while running \w+ node\. (Name:'[^'\n]{0,300}' )?Status Message: )?"
-    r"([\w./\\-]{1,200}\.(cc|cu|h|cpp|cuh):\d+ [^'\"\n]{0,400}?)?"
+    r"([\w./\\-]{0,200}(cuda|rocm|hip|bfc_arena|allocator)\w{0,40}\.(cc|cu|h|cpp|cuh):\d+ [^'\"\n]{0,400}?)?"
 )
-"""The layers around a driver's error: a code of the runtime, the node, and the line of its source."""
+"""The layers around a driver's error: a code of the runtime, the node, and the line of its source.
+
+Only of the files that call the driver: an operator's own (a tokenizer's) may quote what it was given.
+"""
+_XLA_STEPS = (
+    r"(execute|launch|load|unload|enqueue|synchronize|allocate|copy|memcpy|memset|record|create|destroy|complete"
+    r"|capture|instantiate|begin|end|query|wait|initialize|get|set|update|add)"
+)
 
 
 class _Library(msgspec.Struct, frozen=True):
     """How one library's errors begin."""
 
     modules: tuple[str, ...]
-    """Where its exceptions come from; empty: any ``RuntimeError``, as of torch."""
+    """Where its exceptions come from; empty: a plain ``RuntimeError``, as of torch, or one of torch's own."""
     out_of_memory: re.Pattern[str]
     fault: re.Pattern[str]
 
@@ -68,10 +75,17 @@ _LIBRARIES = (
     _library(
         *("jaxlib.", "jax.", "tensorflow."),
         out_of_memory=rf"RESOURCE_EXHAUSTED: |OOM when allocating |{_OOM_CODE}",
-        fault=rf"((INTERNAL|UNKNOWN|ABORTED): )?(([Ff]ailed to|Could not) [\w ]{{1,80}}: )?{_FAULT_CODE}",
+        fault=rf"((INTERNAL|UNKNOWN|ABORTED): )?(([Ff]ailed to|[Cc]ould not) {_XLA_STEPS}\b[\w -]{{0,80}}: )?{_FAULT_CODE}",
     ),
     _library(
-        *("cupy", "numba.", "pycuda.", "pyopencl."),
+        *(
+            "cupy_backends.",
+            "cupy.cuda.memory.",
+            "cupy.cuda.runtime.",
+            "cupy.cuda.driver.",
+            "cupy.cuda.device.",
+        ),
+        *("numba.", "pycuda.", "pyopencl."),
         out_of_memory=rf"(\[\d+\] Call to \w+ results in )?{_OOM_CODE}|\w+ failed: out of memory\b"
         r"|\w+_STATUS_ALLOC_FAILED\b",
         fault=rf"(\[\d+\] Call to \w+ results in )?{_FAULT_CODE}|(cuda|hip)Error\w+: {_STICKY}"
@@ -130,9 +144,14 @@ def _verdict(error: BaseException) -> Verdict:
 
 def _library_of(name: str, error: BaseException) -> _Library | None:
     for library in _LIBRARIES:
-        if name.startswith(library.modules) if library.modules else isinstance(error, RuntimeError):
+        if name.startswith(library.modules) if library.modules else _may_be_torchs(name, error):
             return library
     return None
+
+
+def _may_be_torchs(name: str, error: BaseException) -> bool:
+    """No kind of ``RuntimeError`` that another library, or Python, has of its own."""
+    return name == "RuntimeError" or (name.startswith("torch.") and isinstance(error, RuntimeError))
 
 
 def _name(kind: type) -> str:

@@ -112,6 +112,8 @@ class Intake(msgspec.Struct, eq=False):
                 return await self._unread()
             raise self._lost(error) from None
         except BaseException:
+            if self.body.lease is not None:  # a meter's ``SystemExit``, or an interrupt while it began
+                self.body.lease.release()
             self.body.close()
             raise
         finally:

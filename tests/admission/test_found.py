@@ -239,6 +239,18 @@ async def test_a_meter_that_can_not_start_costs_neither_an_answer_nor_its_bytes(
 
 
 @pytest.mark.anyio
+async def test_a_meter_that_leaves_the_program_when_it_starts_keeps_no_bytes() -> None:
+    class Leaves(BrokenMeter):
+        def start(self) -> int:
+            raise SystemExit
+
+    app = GPUAdmission(echo, capacity=100, estimator=Learned(lambda info: 60, meter=Leaves()))
+    with pytest.raises(SystemExit):
+        await call(app, scope_of())
+    assert app.admission.in_use == 0
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("mode", ["enforce", "shadow"])
 async def test_an_observer_that_raises_what_is_no_exception_keeps_no_bytes(mode: Any) -> None:
     def leaves(seen: Event) -> None:

@@ -258,3 +258,64 @@ def test_the_real_torch_on_a_gpu() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**45, dtype=torch.uint8, device="cuda")
     assert classify(caught.value) == "oom"
+
+
+_ORT = "onnxruntime.capi.onnxruntime_pybind11_state"
+_SAID = "CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        error_of(
+            _ORT,
+            "RuntimeException",
+            text="[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running "
+            "BertTokenizer node. Name:'a' Status Message: bert_tokenizer.cc:3 bad input CUDA failure 700: an "
+            "illegal memory access was encountered",
+        ),
+        error_of(
+            "jaxlib.xla_extension",
+            "XlaRuntimeError",
+            RuntimeError,
+            text="INTERNAL: Failed to parse prompt text: CUDA_ERROR_ILLEGAL_ADDRESS",
+        ),
+        error_of("cupy.cuda.compiler", "CompileException", text="CUDA_ERROR_ILLEGAL_ADDRESS"),
+        NotImplementedError(_SAID),
+        RecursionError(_SAID),
+        error_of("httpx", "RemoteProtocolError", RuntimeError, text=_SAID),
+        error_of("tritonclient.utils", "InferenceServerException", text=_SAID),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_an_error_of_another_kind_quotes_closes_no_device(error: BaseException) -> None:
+    assert classify(error) is None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        error_of(
+            _ORT,
+            "Fail",
+            text="[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:121 "
+            "std::conditional_t<THRW, void, Status> onnxruntime::CudaCall(ERRTYPE) CUDA failure 700: an illegal "
+            "memory access was encountered ; GPU=0",
+        ),
+        error_of(
+            "jaxlib.xla_extension",
+            "XlaRuntimeError",
+            RuntimeError,
+            text="INTERNAL: Failed to launch CUDA graph: CUDA_ERROR_ILLEGAL_ADDRESS: an illegal access",
+        ),
+        error_of(
+            "jaxlib.xla_extension",
+            "XlaRuntimeError",
+            RuntimeError,
+            text="INTERNAL: Could not synchronize on CUDA context: CUDA_ERROR_ILLEGAL_ADDRESS",
+        ),
+    ],
+    ids=["onnxruntime", "graph", "synchronize"],
+)
+def test_what_such_libraries_say_of_the_driver_itself_does(error: BaseException) -> None:
+    assert classify(error) == "fault"
