@@ -63,9 +63,12 @@ def loop_here() -> Any:
         return None
 
 
-def call_next_turn(loop: Any, function: Callable[[], object]) -> None:
-    """Call ``function`` in the next turn of ``loop``, which runs in this thread."""
-    (loop.call_soon if isinstance(loop, asyncio.AbstractEventLoop) else loop.run_sync_soon)(function)
+def call_within(loop: Any, seconds: float, function: Callable[[], object]) -> None:
+    """Call ``function`` in ``loop``, which runs in this thread, after ``seconds`` at the latest."""
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        loop.call_later(seconds, function)
+    else:
+        loop.run_sync_soon(function)
 
 
 def _wait_for(loop: asyncio.AbstractEventLoop, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -16,7 +16,7 @@ import msgspec
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, Ticket
-from gpu_admission.runtime.loop import call_next_turn, call_soon, loop_here, running_loop
+from gpu_admission.runtime.loop import call_soon, call_within, loop_here, running_loop
 from gpu_admission.shared.membership import Membership, Use
 from gpu_admission.shared.operations import (
     Allow,
@@ -35,6 +35,7 @@ from gpu_admission.shared.process import Pulse, boot_seconds, new_name
 from gpu_admission.shared.protocol import Log, LogAway
 from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.terms import ledger_of
+from gpu_admission.shared.untold import MOMENT
 from gpu_admission.shared.views import view_members
 from gpu_admission.types import MemberSnapshot
 
@@ -273,13 +274,13 @@ class SharedLedger:
                 self._member.flush()
 
     def _may_say_later(self) -> bool:
-        """Whether the end of a ticket may be said with what this turn of the event loop says next."""
+        """Whether the end of a ticket may be said with what this process says next, or in a moment."""
         ledger, loop = self.replica.ledger, loop_here()
         if loop is None or not self.log.is_immediate or ledger is None or ledger.waiting:
             return False
         if self._flushes_in is not loop:
             self._flushes_in = loop
-            call_next_turn(loop, self._flush)
+            call_within(loop, MOMENT, self._flush)
         return True
 
     def _flush(self) -> None:
@@ -347,7 +348,7 @@ class SharedLedger:
 
     def _say(self, operation: Operation) -> None:
         with self._turn:
-            if not self._member.has_begun or self.has_left:
+            if not self._member.outbox.member or self.has_left:
                 return  # what lasts is said when it joins
             if self._turn.depth > 1:  # from a collection of garbage, in the middle of another append
                 self._member.late.append(partial(self._member.tell_all, operation))

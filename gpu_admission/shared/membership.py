@@ -37,7 +37,7 @@ from gpu_admission.shared.process import host_name, pid, process_of
 from gpu_admission.shared.protocol import Entry, Log
 from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.terms import warn_of_differences
-from gpu_admission.shared.untold import Untold
+from gpu_admission.shared.untold import MOMENT, Untold
 
 logger = logging.getLogger("gpu_admission")
 
@@ -80,7 +80,7 @@ class Membership:
         """What this process's guards said last of each device: said again when it joins again."""
         self.late: deque[Callable[[], None]] = deque()
         """What came in the middle of a call, as from a collection of garbage: done at its end."""
-        self.untold = Untold(clock)
+        self.untold = Untold()
         self._noted = -1
         self._woken = woken
         self._clock = clock
@@ -114,11 +114,6 @@ class Membership:
         with self.turn:
             self.tell_all(Gone(self.outbox.member, certain=True))
         self.log.stop()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether it has ever said that it takes part."""
-        return bool(self.outbox.member)
 
     def _enter(self) -> None:
         """Join, or join again: declare what runs, and ask again for what waits."""
@@ -380,6 +375,11 @@ class Membership:
     def is_fresh(self) -> bool:
         """Whether it has heard so lately that it takes part, that nothing it holds can be given away yet."""
         return self._clock() - self.outbox.confirmed < self.ttl / 2
+
+    @property
+    def has_just_read(self) -> bool:
+        """Whether what it knows of others is of this very moment."""
+        return self._clock() - self._seen[1] < MOMENT
 
     def now(self) -> float:
         """The log's time now, about."""

@@ -56,7 +56,8 @@ class OwnGrants:
         if ended is None or ended.state is not GRANTED or mine is None or mine.lanes is not None:
             return False
         ledger = replica.ledger
-        if ledger is None or replica.settles or not member.is_fresh or not ledger.is_at_ease(ended):
+        knows = member.is_fresh and member.has_just_read and not replica.settles
+        if ledger is None or not knows or not ledger.is_at_ease(ended):
             return False
         member.untold.remove(ended)
         ticket.take_over(ended)

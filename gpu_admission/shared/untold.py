@@ -1,40 +1,37 @@
 """Leases of this process that have just ended, before the log was told.
 
-Owns which they are and for how long one may be handed on: to a request of the same size in the
-same moment, which saves both an entry. When that is fair is the ledger's business.
+Owns which they are. One may be handed on to a request of the same size, which saves both an entry:
+when that is fair is ``owngrants``' business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.shared.operations import End
 
-_MOMENT = 0.002
+MOMENT = 0.002
+"""Seconds for which an end may stay untold, and what was read stays news."""
 
 
 class Untold:
     """Tickets by their numbers, under the lock of the ``Membership`` that they belong to."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._since = 0.0
+    def __init__(self) -> None:
         self._tickets: dict[int, Ticket] = {}
 
     def __len__(self) -> int:
         return len(self._tickets)
 
     def add(self, ticket: Ticket) -> None:
-        if not self._tickets:
-            self._since = self._clock()
         self._tickets[ticket.number] = ticket
 
     def like(self, ticket: Ticket) -> Ticket | None:
-        """One that can be handed on to ``ticket``: of this moment, and asked for in the same way."""
+        """One that can be handed on to ``ticket``: it was asked for in the same way."""
         for one in self._tickets.values():
             if one.bytes == ticket.bytes and one.lane == ticket.lane and one.flow is ticket.flow is None:
-                return one if self._clock() - self._since < _MOMENT else None
+                return one
         return None
 
     def remove(self, ticket: Ticket) -> None:

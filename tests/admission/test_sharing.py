@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
@@ -63,9 +62,11 @@ async def until_waiting(admission: Admission, count: int) -> None:
             await anyio.sleep(0.01)
 
 
-async def some_turns() -> None:
-    for _ in range(5):
-        await anyio.lowlevel.checkpoint()
+async def until_told(*admissions: Admission) -> None:
+    """What has ended is told to other processes within a moment."""
+    with anyio.fail_after(5):
+        while any(each.locked._shared._member.untold for each in admissions):  # type: ignore[attr-defined] # noqa: ASYNC110
+            await anyio.sleep(0.001)
 
 
 async def test_what_one_process_holds_is_not_free_in_another(place: str) -> None:
@@ -75,7 +76,7 @@ async def test_what_one_process_holds_is_not_free_in_another(place: str) -> None
                 await second.acquire(Estimate(40), timeout=0)
             assert second.snapshot().in_use == 70
         (await second.acquire(Estimate(100))).release()
-        await some_turns()  # an end is told with the next turn of the loop
+        await until_told(first, second)
         assert first.snapshot().in_use == 0
 
 
@@ -199,7 +200,7 @@ async def test_a_lease_grows_only_where_no_process_has_taken_the_room(place: str
                 mine.resize(61)
             mine.resize(10)
             assert second.snapshot().in_use == 50
-        await some_turns()  # an end is told with the next turn of the loop
+        await until_told(first, second)
         assert second.snapshot().in_use == 0
 
 
@@ -209,7 +210,7 @@ async def test_a_kept_lease_stays_counted_in_every_process(place: str) -> None:
             handle = lease.keep()
         assert second.snapshot().in_use == 50
         handle.close()
-        await some_turns()  # an end is told with the next turn of the loop
+        await until_told(first, second)
         assert second.snapshot().in_use == 0
 
 
@@ -225,7 +226,7 @@ async def test_shadow_counts_what_it_would_have_done_and_holds_no_one_up(place: 
     async with pair(place, mode="shadow") as (first, second):
         async with first.lease(70), second.lease(40):
             assert first.snapshot().in_use == second.snapshot().in_use == 110
-        await some_turns()  # an end is told with the next turn of the loop
+        await until_told(first, second)
         assert first.snapshot().in_use == second.snapshot().in_use == 0
         assert second.snapshot().counts["shadow_waited"] == 1
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import anyio.lowlevel
+import anyio
 import pytest
 
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
@@ -441,9 +441,10 @@ async def in_one_turn(shared: SharedLedger, *sizes: int) -> list[Ticket]:
     return tickets
 
 
-async def some_turns() -> None:
-    for _ in range(5):
-        await anyio.lowlevel.checkpoint()
+async def until_told(shared: SharedLedger) -> None:
+    with anyio.fail_after(5):
+        while shared._member.untold:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
 
 
 def entries_in(folder: Path) -> int:
@@ -462,7 +463,7 @@ async def test_requests_of_one_turn_of_the_loop_share_what_is_said(
     before = entries_in(folder)
     tickets = await in_one_turn(first, *sizes)
     assert all(ticket.started for ticket in tickets)
-    await some_turns()
+    await until_told(first)
     assert entries_in(folder) - before == said
     second.pulse()
     assert first.ledger.in_use == second.ledger.in_use == 0
@@ -494,11 +495,11 @@ async def test_bytes_are_not_handed_on_past_somebody_who_is_known_to_wait(
 async def test_bytes_are_handed_on_for_a_moment_only(
     folder: Path, join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpu_admission.shared.untold._MOMENT", 0.0)
+    monkeypatch.setattr("gpu_admission.shared.membership.MOMENT", 0.0)
     first = join()
     before = entries_in(folder)
     await in_one_turn(first, 40, 40, 40)
-    await some_turns()
+    await until_told(first)
     assert entries_in(folder) - before == 4
 
 
