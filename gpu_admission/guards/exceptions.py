@@ -75,7 +75,8 @@ _LIBRARIES = (
     _library(
         *("jaxlib.", "jax.", "tensorflow."),
         out_of_memory=rf"RESOURCE_EXHAUSTED: |OOM when allocating |{_OOM_CODE}",
-        fault=rf"((INTERNAL|UNKNOWN|ABORTED): )?(([Ff]ailed to|[Cc]ould not) {_XLA_STEPS}\b[\w -]{{0,80}}: )?{_FAULT_CODE}",
+        fault=r"((INTERNAL|UNKNOWN|ABORTED): )?"
+        rf"(([Ff]ailed to|[Cc]ould not) {_XLA_STEPS}\b[\w -]{{0,80}}: )?{_FAULT_CODE}",
     ),
     _library(
         *(

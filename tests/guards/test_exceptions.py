@@ -298,9 +298,10 @@ def test_what_an_error_of_another_kind_quotes_closes_no_device(error: BaseExcept
         error_of(
             _ORT,
             "Fail",
-            text="[ONNXRuntimeError] : 1 : FAIL : /onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:121 "
-            "std::conditional_t<THRW, void, Status> onnxruntime::CudaCall(ERRTYPE) CUDA failure 700: an illegal "
-            "memory access was encountered ; GPU=0",
+            text="[ONNXRuntimeError] : 1 : FAIL : "
+            "/onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:121 "
+            "std::conditional_t<THRW, void, Status> onnxruntime::CudaCall(ERRTYPE) CUDA failure 700: "
+            "an illegal memory access was encountered ; GPU=0",
         ),
         error_of(
             "jaxlib.xla_extension",
