@@ -19,19 +19,8 @@ REFUSED = (413, 429, 503)  # proper answers of a full service: counted apart, an
 
 
 class Client(HttpUser):
+    abstract = True
     wait_time = between(0.1, 1)
-
-    @task(8)
-    def short(self) -> None:
-        self.chat("short", words=20, max_tokens=32)
-
-    @task(2)
-    def long(self) -> None:
-        self.chat("long", words=random.randint(150, 300), max_tokens=200)
-
-    @task(1)
-    def hangs_up(self) -> None:
-        self.chat("hangs up", words=100, max_tokens=400, most_events=3)
 
     def chat(self, name: str, *, words: int, max_tokens: int, most_events: int | None = None) -> None:
         messages = [{"role": "user", "content": "why " * words}]
@@ -63,6 +52,30 @@ class Client(HttpUser):
         self.environment.events.request.fire(
             request_type="SSE", name=name, response_time=took, response_length=0, exception=None, context={}
         )
+
+
+class Short(Client):
+    weight = 7
+
+    @task
+    def ask(self) -> None:
+        self.chat("short", words=20, max_tokens=32)
+
+
+class Long(Client):
+    weight = 3
+
+    @task
+    def ask(self) -> None:
+        self.chat("long", words=random.randint(150, 300), max_tokens=200)
+
+
+class HangsUp(Client):
+    weight = 2
+
+    @task
+    def ask(self) -> None:
+        self.chat("hangs up", words=50, max_tokens=200, most_events=3)
 
 
 class Ramp(LoadTestShape):
