@@ -99,14 +99,12 @@ class FolderLog:
             while not self._file.open_next():
                 self._file.create_next(self._listener.snapshot())
         except FileNotFoundError:
-            self._follow()
+            self._begin_again()
 
-    def _follow(self) -> None:
-        """Begin again with what is there now: nothing leads there from our file."""
-        before = self._file.head.lineage, self._file.place
+    def _begin_again(self) -> None:
+        """With what is there now: nothing leads there from our file."""
         self._open(self._first(self._settle, "the log was lost"))
-        if (self._file.head.lineage, self._file.place) != before:
-            self._read_all()
+        self._read_all()
 
     def append(self, data: bytes) -> None:
         if self._away:
@@ -156,8 +154,7 @@ class FolderLog:
         if self._file.is_gone:
             self._report()  # what came before it went: it may have been sealed
             if self._file.is_gone:
-                self._follow()
-                self._report()
+                self._begin_again()
 
     def _show_again(self) -> None:
         """The folder was removed, or cleaned: be seen again."""

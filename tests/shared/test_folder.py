@@ -14,11 +14,11 @@ import anyio
 import pytest
 
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
-from gpu_admission.shared.folder import FolderLog, _boot_id, file_system, prepare_folder
+from gpu_admission.shared.folder import FolderLog, _boot_id, _sockets_in, file_system, prepare_folder
 from gpu_admission.shared.frames import HEAD_SIZE, Frames, Head, frame
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.logfile import LogFile
-from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.operations import Open, Terms, encode
 from gpu_admission.shared.presence import Presence
 from gpu_admission.shared.protocol import Entry
 
@@ -409,7 +409,7 @@ from gpu_admission.budget.ticket import Ticket
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.logfile import LogFile
-from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.operations import Open, Terms, encode
 shared = SharedLedger(FolderLog(sys.argv[1]), Terms((100,)))
 shared.start()
 ticket = Ticket(int(sys.argv[2]))
@@ -522,3 +522,75 @@ async def test_a_drained_budget_hands_nothing_on(join: Callable[..., SharedLedge
     late = Ticket(70)
     first.ask(late, start=True)
     assert late.state is REFUSED
+
+
+def test_a_next_file_of_another_log_is_begun_again_not_gone_on_in(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    first = join()
+    running = ask(first, 60)
+    running.started = True
+    file = LogFile(folder, _boot_id())
+    file.open()
+    file.seal()
+    file.close()
+    opening = frame(encode("", 0, Open(0.0, expires=False)), 1)
+    log_of(folder).with_name(log_of(folder).name[:-1] + "1").write_bytes(
+        Head(b"x" * 16, 1, 0).pack() + opening
+    )
+    first.pulse()
+    assert first.is_in
+    assert first.leases_lost == 1
+    assert first.ledger.in_use == 60, "it has declared what runs"
+
+
+def test_a_process_that_was_passed_by_several_files_begins_with_the_newest(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    first, idle = join(long=500), join()
+    held = ask(first, 60)
+    for _ in range(40):
+        first.release(ask(first, 1))
+        first.pulse()
+    assert not log_of(folder).name.endswith(("-0", "-1"))
+    idle.catch_up()
+    assert idle.ledger.in_use == 60
+    first.release(held)
+
+
+def test_the_lifeline_is_the_file_that_says_that_a_process_lives(join: Callable[..., SharedLedger]) -> None:
+    first, second = join(), join()
+    copy = os.dup(first.log.lifeline or -1)
+    name = first.log._process  # type: ignore[attr-defined]
+    first.log._presence.abandon()  # type: ignore[attr-defined]  # as when it dies
+    assert second.log.is_alive(name) is True
+    os.close(copy)
+    assert second.log.is_alive(name) is False
+    second.pulse()
+    assert [member.is_self for member in second.members()] == [True]
+    first._member.has_left = True
+
+
+def test_a_disk_that_is_full_when_the_log_is_replaced_is_a_log_that_is_away(
+    join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = join(long=500)
+    for _ in range(10):
+        first.release(ask(first, 1))
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", lambda fd, data: real(fd, data[:3]))
+        first.pulse()
+        assert "no space left" in (first.away or "")
+    first.pulse()
+    assert first.away is None
+    assert ask(first, 10).state is GRANTED
+
+
+def test_what_the_host_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(self: Path, *arguments: object) -> str:
+        raise PermissionError(str(self))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert _boot_id() == ""
+    assert not _sockets_in(tmp_path, "me")
