@@ -104,21 +104,25 @@ class Intake(msgspec.Struct, eq=False):
             if rule.learns:
                 admission.endings.teach(lease, rule.estimator, self.info)
             return lease
-        except AsksForNothing:
-            self.body.is_free = True
-            raise
-        except (Rejected, ClientLeft) as error:
-            if admission.mode == "shadow":
-                return await self._unread()
-            raise self._lost(error) from None
-        except BaseException:
-            if self.body.lease is not None:  # a meter's ``SystemExit``, or an interrupt while it began
-                self.body.lease.release()
-            self.body.close()
-            raise
+        except BaseException as error:
+            return await self._without(error)
         finally:
             if self.body.counted:
                 self.body.hand_over()
+
+    async def _without(self, error: BaseException) -> Lease:
+        """``error`` has come in place of a lease: it is raised, where ``shadow`` gives none all the same."""
+        if isinstance(error, (Rejected, ClientLeft)):
+            if self.admission.mode == "shadow":
+                return await self._unread()
+            raise self._lost(error) from None
+        if isinstance(error, AsksForNothing):
+            self.body.is_free = True
+            raise error
+        if self.body.lease is not None:  # a meter's ``SystemExit``, or an interrupt while it began
+            self.body.lease.release()
+        self.body.close()
+        raise error
 
     async def _check_open(self) -> None:
         entrance = self.admission.entrance
