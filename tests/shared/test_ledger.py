@@ -546,3 +546,39 @@ def test_a_lease_that_ends_in_the_middle_of_another_call_is_ended_after_it() -> 
         assert ended.state is GRANTED
     assert (ended.state, running.state) == (ENDED, GRANTED)
     assert world[0].held == 20
+
+
+def test_what_is_changed_or_said_in_the_middle_of_another_call_is_done_after_it() -> None:
+    world = World(1)
+    ticket = world[0].ask(30)
+    with world[0].shared._turn:
+        world[0].shared.change(ticket, 20)
+        world[0].shared.drain()
+        assert ticket.bytes == 30
+    assert ticket.bytes == 20
+    assert world[0].ask(1).state is REFUSED
+
+
+def test_a_drained_budget_stays_drained_under_new_settings() -> None:
+    world = World(1)
+    world[0].shared.drain()
+    newer = Process(world.hub, world.clock, "p7", Terms((100,), max_waiting=7, lease_ttl=10.0))
+    assert newer.ask(1).state is REFUSED
+
+
+def test_work_that_has_begun_may_go_on_without_the_log() -> None:
+    world = World(1)
+    ticket = world[0].ask(30)
+    assert world[0].shared.may_start(ticket)
+    world[0].log.cut()
+    world.clock.now += 60
+    assert world[0].shared.may_start(ticket)
+
+
+def test_what_is_held_without_asking_has_a_flow_that_names_nobody() -> None:
+    world = World()
+    ticket = Ticket(30, 0, "tenant")
+    world[0].shared.force(ticket)
+    world.catch_up()
+    assert world[1].held == 30
+    assert b"tenant" not in ticket.flow

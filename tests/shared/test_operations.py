@@ -20,11 +20,14 @@ from gpu_admission.shared.operations import (
     Gone,
     Held,
     Join,
+    Message,
     Open,
     Resize,
     Terms,
     decode,
     encode,
+    encode_short,
+    flow_key,
     rules_of,
 )
 from gpu_admission.shared.replica import Replica
@@ -124,3 +127,24 @@ def test_a_snapshot_of_other_rules_is_not_taken_but_named() -> None:
     load(again, msgspec.msgpack.encode(said))
     assert again.other_rules == RULES + 1
     assert again.ledger is None
+
+
+def test_a_ticket_without_a_flow_has_no_key() -> None:
+    assert flow_key(None) is None
+
+
+def test_a_short_entry_says_what_a_long_one_would() -> None:
+    assert decode(encode_short(b"a.1", 7, 3, 4, 50, 2)) == Message(RULES, "a.1", 7, (End(3), Ask(4, 50, 2)))
+    assert decode(encode_short(b"a.1", 7, 3, 0, 0, 0)) == Message(RULES, "a.1", 7, (End(3),))
+    assert decode(encode_short(b"a.1", 7, 0, 4, 50, 0)) == Message(RULES, "a.1", 7, (Ask(4, 50),))
+
+
+def test_a_short_entry_of_other_rules_is_not_heard_but_named() -> None:
+    replica = joined()
+    said = bytearray(encode_short(b"a.1", 2, 0, 1, 10, 0))
+    said[1] = RULES + 1
+    replica.apply(1.0, bytes(said))
+    assert replica.other_rules == RULES + 1
+    assert replica.ledger is not None
+    assert replica.ledger.in_use == 0
+    assert rules_of(bytes(said[:5])) is None
