@@ -356,6 +356,11 @@ def intake_of(
 def _copy(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> bytes:
     """The body in one piece and unpacked, counted."""
     copies.forget()
-    if not body.is_whole:
-        copies.take(body.size)
-    return unpack(body.content(), packed, limit, copies) if packed else body.content()
+    if body.is_whole:
+        content = body.content()
+    else:
+        spare = body.size // 8  # what it is grown by, ahead of its bytes
+        copies.take(body.size + spare)
+        content = body.content()
+        copies.take(-spare)
+    return unpack(content, packed, limit, copies) if packed else content

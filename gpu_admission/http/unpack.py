@@ -41,16 +41,18 @@ def unpack(body: bytes, encodings: Sequence[str], limit: int, copies: Copies) ->
 
 def _bounded(encoding: str, body: bytes, limit: int, copies: Copies) -> bytes:
     pieces = _decoder(encoding)(body)
-    unpacked, size = io.BytesIO(), 0  # it grows in place: joined pieces would take their bytes twice
+    unpacked, size, spare = io.BytesIO(), 0, 0  # it grows in place: joined pieces would take their bytes twice
     for piece in _readable(encoding, pieces):
         give_way()
-        copies.take(len(piece))
+        copies.take(len(piece) + len(piece) // 8)  # what it is grown by, ahead of its bytes
+        spare += len(piece) // 8
         size += len(piece)
         unpacked.write(piece)
         if size > limit:
             raise TooLarge(
                 "body_too_large", f"the body unpacks to more than max_body_bytes={format_bytes(limit)}"
             )
+    copies.take(-spare)
     return unpacked.getvalue()
 
 
