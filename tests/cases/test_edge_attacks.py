@@ -645,6 +645,32 @@ async def test_f4_what_runs_may_ask_an_async_estimator_while_the_server_drains()
         assert (call.status, call.body) == (200, b"served")
 
 
+async def test_f4_a_request_inside_another_hears_that_its_client_has_left() -> None:
+    asked = anyio.Event()
+
+    async def estimate(info: RequestInfo) -> int:
+        if info.path == "/inner":
+            asked.set()
+            await anyio.sleep_forever()
+        return 1
+
+    async def outer(scope: Scope, receive: Receive, send: Send) -> None:
+        left = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"in"}]
+
+        async def receive_inside() -> Message:
+            return left.pop() if left else {"type": "http.disconnect"}
+
+        await GPUAdmission(working, admission=scene.admission)(
+            http_scope(path="/inner"), receive_inside, send
+        )
+        await answer(send, b"outer")
+
+    async with scenario(app=outer, estimator=estimate) as scene:
+        call = await scene.run(b"out")
+        assert asked.is_set()
+        assert call.body == b"outer"
+
+
 async def test_f4_an_async_estimator_may_open_task_groups_and_raise() -> None:
     async def groups(info: RequestInfo) -> int:
         async with anyio.create_task_group() as group:

@@ -155,6 +155,20 @@ async def test_comments_tell_place_and_forecast_and_the_stream_follows() -> None
 
 
 @pytest.mark.anyio
+async def test_an_accept_header_asks_for_an_event_stream_too() -> None:
+    site = Site()
+    sent = await kept(site, call(site, body=BODY.replace(b"true", b"false"), accept="text/event-stream"))
+    assert sent.startswith(": waiting, place 1 of 1")
+
+
+@pytest.mark.anyio
+async def test_a_comment_names_no_place_where_very_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_admission.http.waiting.MOST_COUNTED", 0)
+    site = Site()
+    assert (await kept(site, call(site))).startswith(": waiting\n\n")
+
+
+@pytest.mark.anyio
 async def test_the_load_is_told_as_the_stream_begins(caplog: pytest.LogCaptureFixture) -> None:
     site = Site(load_header=True)
     one = call(site)
