@@ -41,7 +41,7 @@ def unpack(body: bytes, encodings: Sequence[str], limit: int, copies: Copies) ->
 
 def _bounded(encoding: str, body: bytes, limit: int, copies: Copies) -> bytes:
     pieces = _decoder(encoding)(body)
-    unpacked, size, spare = io.BytesIO(), 0, 0  # it grows in place: joined pieces would take their bytes twice
+    unpacked, size, spare = io.BytesIO(), 0, 0  # it grows in place: a join would double its bytes
     for piece in _readable(encoding, pieces):
         give_way()
         copies.take(len(piece) + len(piece) // 8)  # what it is grown by, ahead of its bytes

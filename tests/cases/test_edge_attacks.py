@@ -655,7 +655,7 @@ async def test_f4_a_request_inside_another_hears_that_its_client_has_left() -> N
         return 1
 
     async def outer(scope: Scope, receive: Receive, send: Send) -> None:
-        left = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"in"}]
+        left: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": b"in"}]
 
         async def receive_inside() -> Message:
             return left.pop() if left else {"type": "http.disconnect"}
