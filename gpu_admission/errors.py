@@ -28,8 +28,8 @@ class Rejected(AdmissionError, HTTPException):
     """A request was not let in. ``detail`` names the setting that said no.
 
     ``retry_after`` is in whole seconds (``None``: do not retry), ``needed`` and ``capacity``
-    in bytes (``None``: not known when it was refused). It is an ``HTTPException`` too, so
-    that an endpoint may let it out: Starlette and FastAPI answer it with its status.
+    in bytes (``None``: not known when it was refused). It is also an ``HTTPException``, so an
+    endpoint need not catch it: Starlette and FastAPI answer with its status.
     """
 
     status: int = 429
@@ -49,7 +49,7 @@ class Rejected(AdmissionError, HTTPException):
         """Seconds that it had been in the queue."""
 
     def complete(self, *, needed: int | None, capacity: int, waiting: int, retry_after: int) -> None:
-        """Fill in what was not known where it was raised."""
+        """Fill in what was not known at the point where it was raised."""
         self.needed = needed if self.needed is None else self.needed
         self.capacity = capacity if self.capacity is None else self.capacity
         self.waiting = waiting
@@ -95,7 +95,7 @@ class QueueTimeout(Rejected):
 class Unavailable(Rejected):
     """Nothing is let in just now: ``gpu_unavailable``, or ``draining``. Answered with 503.
 
-    ``restart_only``: it stays so until the process is restarted.
+    ``restart_only``: it stays that way until the process is restarted.
     """
 
     status = 503

@@ -28,8 +28,8 @@ class GPUAdmission:
     """ASGI middleware: a metered request starts when its bytes fit, waits, or is refused.
 
     Give it an ``admission`` to share one budget between several doors, or the settings of a
-    new one (see ``Settings``). Built again for the same app with the very same objects as settings,
-    as Starlette does with what ``add_middleware`` was given, it goes on with the budget that it had.
+    new one (see ``Settings``). If it is built again for the same app with the very same setting
+    objects, as Starlette does after ``add_middleware``, it keeps the budget that it had.
     Raises ``TypeError``/``ValueError`` for wrong settings.
     """
 
@@ -81,7 +81,7 @@ class GPUAdmission:
             await run(self.app, intake, lease, scope, send)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What is not metered as a request."""
+        """Everything that is not metered as a request."""
         admission = self.admission
         if scope["type"] == "lifespan":
             send = started_with(admission, send)

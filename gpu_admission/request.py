@@ -21,9 +21,9 @@ __all__ = ["Dialect", "EstimateResult", "Estimator", "FullDialect", "Part", "Req
 
 
 class Dialect(Protocol):
-    """Reads what a body asks, in one API's words. Never executes, fetches or opens anything.
+    """Reads what a body asks for, in the terms of one API. Never executes, fetches or opens anything.
 
-    ``read`` is all that a dialect of your own needs; what else it may have is ``FullDialect``'s.
+    A dialect of your own needs only ``read``; ``FullDialect`` lists what else it may have.
     """
 
     def read(self, info: RequestInfo, /) -> Workload:
@@ -32,15 +32,15 @@ class Dialect(Protocol):
 
 
 class FullDialect(Dialect, Protocol):
-    """A dialect with everything that one may have. All of ours are; any other is completed."""
+    """A dialect with every optional part. All of ours are; any other is filled in with defaults."""
 
     @property
     def offload_bytes(self) -> int:
-        """Bodies of more bytes are read off the event loop."""
+        """Bodies larger than this many bytes are read off the event loop."""
         ...
 
     def clamp(self, body: bytes, new_tokens: int, /) -> bytes:
-        """``body`` with its limits at most ``new_tokens`` and every other byte as it is.
+        """``body`` with its token limits lowered to ``new_tokens``; every other byte stays as it is.
 
         Raises ``UnreadableBody``.
         """
@@ -58,10 +58,10 @@ class RequestInfo:
     """
 
     choose_dialect: ClassVar[Callable[[str, Dialect | None], FullDialect]]
-    """The dialect of a request to a path, or a given one completed."""
+    """The dialect for a request to a path; a dialect that was given is filled in with defaults."""
 
     max_json_values: int = MAX_JSON_VALUES
-    """A JSON body of more values is not read: ``TooComplex``."""
+    """A JSON body with more values than this is not read: ``TooComplex``."""
     _body: bytes | None = b""
     _source: Callable[[], bytes] | None = None
     _form: Sequence[Part] | None = None
@@ -124,7 +124,7 @@ class RequestInfo:
 
     @property
     def size(self) -> int:
-        """Bytes of the body as far as it was read, forgotten since or not."""
+        """Bytes of the body read so far, even if they have been forgotten since."""
         return len(self._body) if self._body else self._size
 
     @property
@@ -162,12 +162,12 @@ class RequestInfo:
 
     @property
     def dialect(self) -> FullDialect:
-        """What reads the body: as the admission was told, or else chosen by ``path``."""
+        """The dialect that reads the body: the admission's setting, or else chosen by ``path``."""
         return RequestInfo.choose_dialect(self.path, self._dialect)
 
     @property
     def dialect_name(self) -> str:
-        """The class of what reads the body, for logs."""
+        """Class name of the dialect that reads the body, for logs."""
         return type(self._dialect or self.dialect).__name__
 
     def _content_type(self) -> str:
@@ -182,7 +182,7 @@ EstimateResult: TypeAlias = "int | Estimate"
 
 
 class Estimator(Protocol):
-    """Bytes that a request will take. Pure; may be async. Any callable will do.
+    """How many bytes a request will take. Pure; may be async. Any callable will do.
 
     Set ``needs_body = False`` on it when it reads no body: then none is read for it.
     """

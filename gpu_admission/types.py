@@ -30,7 +30,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     total_prompt_tokens: int = 0
     """Sum over the distinct prompts; 0 = one prompt (then it is ``prompt_tokens``)."""
     new_tokens: int = 0
-    """Most new tokens of each sequence."""
+    """The most new tokens that each sequence may have."""
     sequences: int = 1
     """Rows that run at once: prompts x choices (n, best_of, beams, batch size, documents)."""
     beams: int = 1
@@ -40,10 +40,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     images: tuple[tuple[int, int], ...] = ()
     """(width, height) in pixels of each input image; (0, 0) = size unknown (a remote URL)."""
     width: int = 0
-    """Of the largest image that is made, in pixels (after hires upscaling)."""
+    """Width and ``height`` of the largest image that is made, in pixels (after hires upscaling)."""
     height: int = 0
     frames: int = 0
-    """Of the video that is made; 0 = a picture, or not said."""
+    """Frames of the video that is made; 0 = a picture, or not said."""
     audio_seconds: float = 0.0
     tensor_bytes: int = 0
     """Bytes of the input tensors of an inference call, shared memory regions included."""
@@ -58,7 +58,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What an answer says that its request came to; ``None`` is unsaid."""
+    """The usage that an answer reports for its request; ``None`` where it reports none."""
 
     prompt_tokens: int | None = None
     """Of all prompts together, those from a cache included."""
@@ -70,7 +70,7 @@ SIZES = (
     *("prompt_tokens", "new_tokens", "sequences", "beams", "width", "height", "frames"),
     *("audio_seconds", "tensor_bytes", "context"),
 )
-"""Names of the sizes of a ``Workload`` that stand for themselves."""
+"""Names of the ``Workload`` fields that are sizes in their own right."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -78,9 +78,9 @@ class Estimate(msgspec.Struct, frozen=True):
 
     bytes: int
     low: int | None = None
-    """The least it can take where the runtime decides; ``None`` = same as ``bytes``."""
+    """The least it may take, where that is up to the runtime; ``None`` = same as ``bytes``."""
     basis: Literal["device", "pool"] = "device"
-    """``device`` memory, or blocks inside a ``pool`` that the engine has taken already."""
+    """``device`` memory, or blocks inside a ``pool`` that the engine has already allocated."""
     parts: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Bytes of each named term."""
     notes: tuple[str, ...] = ()
@@ -92,14 +92,14 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
 
     total: int | None = None
     usable: int | None = None
-    """What may be planned with, where that is less than ``total`` (half of a WDDM card)."""
+    """Bytes to plan with, where that is less than ``total`` (half of a WDDM card)."""
     allowance: int | None = None
     """Most that this process may use, where it has a limit of its own (CUDA MPS)."""
     used: int | None = None
-    """By everyone on the device."""
+    """Used by everyone on the device."""
     free: int | None = None
     ours: int | None = None
-    """Used by this process (and its workers), context included, where the driver tells."""
+    """Used by this process (and its workers), context included, where the driver reports it."""
     reserved: int | None = None
     """Held by this process's allocator: allocated + reusable cache."""
     allocated: int | None = None
@@ -108,7 +108,7 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     utilization: float | None = None
     """0..1."""
     faults: tuple[str, ...] = ()
-    """Sticky faults that the driver tells of (ECC, Xid)."""
+    """Sticky faults that the driver reports (ECC, Xid)."""
     taken_at: float = 0.0
     """``time.monotonic()`` of the reading."""
     error: str | None = None
@@ -137,10 +137,10 @@ class Device(Protocol):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """How a lease ended: what guards learn from."""
+    """How a lease ended. Guards learn from these."""
 
     kind: Literal["ok", "error", "oom", "fault", "client"]
-    """``client``: the client left, or it was cancelled: says nothing about the device."""
+    """``client``: the client left, or the request was cancelled; it says nothing about the device."""
     bytes: int
     error: str = ""
     """Name of the exception's class."""
@@ -148,7 +148,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """What a guard answers where a number of bytes is not all that it has to say."""
+    """A guard's answer when a number of bytes alone does not say it all."""
 
     bytes: int | None = None
     """Bytes that may be held; 0 closes the device, ``None`` leaves the capacity as it is."""
@@ -157,22 +157,22 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     restart_only: bool = False
     """Closed for good: refusals carry no ``Retry-After``, and readiness fails."""
     retry_at: float | None = None
-    """When it next changes by itself, on the clock of ``now``."""
+    """When the guard's answer next changes by itself, on the same clock as ``now``."""
     trials: int | None = None
     """How many leases may run on the device at once while it is tried out; ``None``: no limit."""
     clamp: float | None = None
-    """Factor on new tokens, for those who set ``clamp_new_tokens``."""
+    """Factor applied to new tokens where ``clamp_new_tokens`` is set."""
     action: Callable[[], object] | None = None
-    """Something slow to call once, in a thread of its own."""
+    """A slow function to be called once, in a thread of its own."""
 
 
 @runtime_checkable
 class Guard(Protocol):
     """Lowers the ceiling of one device's budget. It must not block: see ``ceiling``.
 
-    Called after each reading; and at once after an outcome that ran out of memory or failed
-    the device, and after every one while it has ``trials``. Each device has a copy of its
-    own. One that reads the device is a ``DeviceGuard``.
+    Called after each reading, at once after an outcome that was out-of-memory or a device fault,
+    and after every outcome while it sets ``trials``. Each device has its own copy of the guard.
+    A guard that needs readings of the device is a ``DeviceGuard``.
     """
 
     name: str
@@ -184,15 +184,15 @@ class Guard(Protocol):
     ) -> int | Limit | None:
         """Bytes that may be held (0 closes), a ``Limit`` that says more, or ``None`` for no opinion.
 
-        ``readings`` are this device's latest, oldest first; ``outcomes`` those since the
-        last call (of more than 1024 the last). It is called while nobody may start: what is
-        slow belongs in ``action``. One that raises has no say until it works again.
+        ``readings`` are this device's latest, oldest first; ``outcomes`` are those since the last
+        call (at most the last 1024). Nothing can start while it runs, so slow work belongs in
+        ``action``. A guard that raises is ignored until it works again.
         """
         ...
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened to a request. Observers get each; it carries no body and no key."""
+    """One thing that happened to a request. Every observer gets it; it carries no body and no key."""
 
     kind: Literal["started", "admitted", "refused", "disconnected", "resized", "released", "shadow"]
     """``started``: work begins in this process. ``resized``: ``bytes`` is what the lease holds now."""
@@ -202,29 +202,29 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """The route pattern that matched, or ``*``; never the raw path."""
     lane: str
     reason: str = ""
-    """Of a refusal; for ``shadow`` what would have been said."""
+    """Why it was refused; in ``shadow`` mode, why it would have been."""
     status: int = 0
     bytes: int = 0
     waited: float = 0.0
     held: float = 0.0
     device: str = ""
     peak: int | None = None
-    """Measured bytes, where the app told (``lease.record_peak``)."""
+    """Measured bytes, where the app reported them (``lease.record_peak``)."""
     outcome: str = ""
-    """Of ``released``: ``Outcome.kind``."""
+    """For ``released``: ``Outcome.kind``."""
     lease: int = 0
-    """A number that joins the events of one lease."""
+    """A number that all events of one lease share."""
     defaulted: tuple[str, ...] = ()
     estimate: Estimate | None = None
 
 
 Observer: TypeAlias = Callable[[Event], None]
-"""Called with each event. It may be a ``WatchingObserver`` or a ``NamingObserver`` besides."""
+"""Called with each event. It may also be a ``WatchingObserver`` or a ``NamingObserver``."""
 
 
 @runtime_checkable
 class WatchingObserver(Protocol):
-    """An observer that looks at its admission too, as for gauges that are read when they are asked for."""
+    """An observer that also reads its admission, for example for gauges that are computed on request."""
 
     def __call__(self, event: Event, /) -> None: ...
 
@@ -235,7 +235,7 @@ class WatchingObserver(Protocol):
 
 @runtime_checkable
 class NamingObserver(Protocol):
-    """An observer that names requests: each gets an id, for ``observe.current_request_id``."""
+    """An observer that needs request ids: each request gets one, for ``observe.current_request_id``."""
 
     @property
     def needs_request_id(self) -> bool: ...
@@ -279,26 +279,26 @@ class DeviceSnapshot(msgspec.Struct, frozen=True):
     in_use: int
     ceiling: int | None
     closed_by: str | None
-    """Name of the guard that set the ceiling; ``capacity`` while that can't be measured."""
+    """Name of the guard that set the ceiling; ``capacity`` while the capacity can't be measured."""
     reason: str
     reading: DeviceReading | None
     reading_age: float | None
     """Seconds."""
     restart_only: bool = False
-    """Closed for good: only a restart of the process mends it."""
+    """Closed for good: only restarting the process reopens it."""
 
 
 class MemberSnapshot(msgspec.Struct, frozen=True):
     """One process of a shared budget; bytes, counts and seconds."""
 
     name: str
-    """What ``gpu-admission budget evict`` calls it."""
+    """The name by which ``gpu-admission budget evict`` knows it."""
     pid: int
     host: str
     age: float
-    """Since it joined."""
+    """Seconds since it joined."""
     silent: float
-    """Since it last said anything."""
+    """Seconds since it was last heard from."""
     bytes: int
     running: int
     waiting: int
@@ -306,7 +306,7 @@ class MemberSnapshot(msgspec.Struct, frozen=True):
     """Bytes that it holds on each device besides its leases, where that is measured."""
     is_self: bool
     is_dead: bool
-    """It was declared dead, and its bytes rest before others get them."""
+    """It was declared dead; its bytes are held back for a while before others get them."""
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -337,10 +337,10 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     last_success: float | None = None
     """Seconds since a lease last ended well; ``None`` = none has yet."""
     shared: str | None = None
-    """How the budget is called that several processes share: all figures but ``counts``,
-    ``buffered_bytes`` and ``last_success`` are of all of them."""
+    """Name of the budget that several processes share. All figures but ``counts``,
+    ``buffered_bytes`` and ``last_success`` then cover all of these processes."""
     members: tuple[MemberSnapshot, ...] = ()
-    """These processes; empty where the budget is this process's own."""
+    """The processes that share the budget; empty where it is this process's own."""
     away: str | None = None
     """Why the shared budget can't be reached just now."""
 
