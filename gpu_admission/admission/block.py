@@ -1,7 +1,7 @@
 """``async with admission.lease(...)``: a lease for one block, right at the model call.
 
 Owns whether a block takes a lease of its own or a part of the one that its request holds, and
-the two ways in: of tasks, and of threads.
+the two ways in: for tasks, and for threads.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FOR_ITSELF = (
     "leave own=True out"
 )
 _FIRST_LOOK, _LAST_LOOK = 0.05, 5.0
-"""Seconds between looks at whether a task that waits is waited for itself."""
+"""Seconds between checks whether anyone waits for the waiting task itself."""
 
 
 class LeaseContext:
@@ -92,7 +92,7 @@ class LeaseContext:
             raise RuntimeError(_FOR_ITSELF) from None
 
     async def _awaited(self) -> None:
-        """Return when the request that has started this task waits for it: it may begin to later on."""
+        """Return once the request that started this task waits for it, which may begin at any time."""
         issuer, pause = self._entrance.issuer, _FIRST_LOOK
         while holder_of(issuer) is not None:
             if would_wait_for_itself(issuer):
@@ -102,7 +102,7 @@ class LeaseContext:
         await anyio.sleep_forever()
 
     def _nested(self) -> Lease | None:
-        """The lease that the request holds, made as large as this block needs; ``None``: it holds none."""
+        """The request's lease, grown to what this block needs; ``None`` if the request holds none."""
         if self._entered:
             raise RuntimeError("a lease is entered once: call admission.lease(...) for each block")
         self._entered = True

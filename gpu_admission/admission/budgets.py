@@ -18,9 +18,9 @@ Use = Callable[[], tuple[Sequence[int], Sequence[int]]]
 
 
 def budget_of(settings: Settings, capacity: Any, devices: int, woken: Woken, use: Use) -> Budget:
-    """The budget of ``capacity`` (bytes, else it is measured) on each of so many ``devices``.
+    """The budget of ``capacity`` on each of so many ``devices``; measured unless it is given in bytes.
 
-    ``use()`` as ``Sharing`` asks for it. Nothing is opened yet.
+    ``use()`` is what ``Sharing`` expects. Nothing is opened yet.
     """
     size = usable(settings, capacity) if isinstance(capacity, int) else 0
     terms: dict[str, Any] = {
@@ -49,7 +49,7 @@ def _shared(
 
 
 def usable(settings: Settings, capacity: int) -> int:
-    """What of a ``capacity`` in bytes may be leased."""
+    """How much of a ``capacity`` in bytes may be leased."""
     return int(capacity * settings.overcommit * (1 - (settings.margin or 0.0)))
 
 

@@ -12,7 +12,7 @@ from gpu_admission.errors import QueueFull
 from gpu_admission.sizes import format_bytes
 
 SHARE = 3 / 4
-"""What the requests of one client address may hold of ``max_buffered_bytes``: never all of it."""
+"""The share of ``max_buffered_bytes`` that requests from one client address may hold: never all of it."""
 
 
 class BufferedBytes:
@@ -54,7 +54,7 @@ class BufferedBytes:
         self._of_clients[client] = held
 
     def has_room(self, size: int, client: str | None = None) -> bool:
-        """Whether ``take`` would take it."""
+        """Whether ``take`` would succeed."""
         own = 0 if client is None else self._of_clients.get(client, 0)
         return self.held + self.unpacking + size <= self.limit and own + size <= self._share
 

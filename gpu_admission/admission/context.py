@@ -1,7 +1,7 @@
 """Which lease the running request holds: in its context, and in its scope.
 
-Owns entering and leaving both, and what of it a server's next request must not inherit. When a
-lease begins and ends is not decided here.
+Owns entering and leaving both, and keeping a lease from leaking into a server's next request. When
+a lease begins and ends is not decided here.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SCOPE_KEY = "gpu_admission.lease"
 Arguments = TypeVarTuple("Arguments")
 T = TypeVar("T")
 Holder: TypeAlias = "Lease | Block"
-"""What the running code holds bytes by: the lease of its request, or a block inside it."""
+"""What gives the running code its bytes: the lease of its request, or a block inside it."""
 
 _current: ContextVar[Holder | None] = ContextVar("gpu_admission.lease", default=None)
 
 
 innermost: Callable[[], Holder | None] = _current.get
-"""What was entered last here, ended or not; ``None`` for nearly every request that arrives."""
+"""The holder entered last in this context, ended or not; ``None`` for nearly every arriving request."""
 
 
 def current_lease() -> Lease | None:
@@ -38,14 +38,14 @@ def current_lease() -> Lease | None:
 
 
 def _open(holder: Holder | None) -> Holder | None:
-    """``holder``, or the first around it that is not over."""
+    """``holder``, or the innermost one around it that is not over."""
     while holder is not None and holder.is_over:
         holder = holder.outer
     return holder
 
 
 def holder_of(issuer: Issuer) -> Holder | None:
-    """What the running code holds bytes of ``issuer`` by."""
+    """The holder that gives the running code bytes of ``issuer``."""
     holder = _current.get()
     while holder is not None and (holder.is_over or holder.issuer is not issuer):
         holder = holder.outer
@@ -61,8 +61,8 @@ def held_lease(issuer: Issuer) -> Lease | None:
 def would_wait_for_itself(issuer: Issuer) -> bool:
     """Whether bytes of ``issuer`` are held by the running task, or by one that waits for it to end.
 
-    Of a thread, by the request that it runs for. That a task waits is known as far as it can be seen: see
-    ``runtime.awaited``.
+    A thread counts as part of the request that it runs for. Waiting tasks are found as far as they can
+    be seen from outside: see ``runtime.awaited``.
     """
     holder = holder_of(issuer)
     task = running_task()
@@ -77,8 +77,8 @@ def would_wait_for_itself(issuer: Issuer) -> bool:
 def nesting_lease(issuer: Issuer) -> Lease | None:
     """The open lease of ``issuer`` inside whose request the arriving one was made.
 
-    On keep-alive a server may start the next request in the previous one's task; a lease
-    inherited that way does not count.
+    On a keep-alive connection, a server may start the next request in the previous one's task; a
+    lease inherited that way does not count.
     """
     if _current.get() is None:
         return None
@@ -127,7 +127,7 @@ def leave(lease: Lease, scope: Scope | None = None) -> None:
 
 
 def enter_block(holder: Holder, size: int) -> Block:
-    """A block inside ``holder``, for which at least ``size`` bytes are held. Raises ``Rejected``, at once."""
+    """A block inside ``holder`` that holds at least ``size`` bytes. Raises ``Rejected`` without waiting."""
     block = Block(holder.lease, size, holder.share)
     block.outer = _open(_current.get())
     block.task_id = running_task() or 0
@@ -146,8 +146,8 @@ async def outside(lease: Lease, call: Callable[[*Arguments], Awaitable[T]], *arg
     """``await call(...)`` as if ``lease`` had not been entered: for what runs in the server.
 
     A server may start the connection's next request inside ``send`` or ``receive``, or in a
-    callback that it registers there. That request is not nested in this one, whose lease it
-    would take for its own.
+    callback that it registers there. That request is not nested in this one, but would take
+    this one's lease for its own.
     """
     inside = _current.get()
     _current.set(lease.outer)

@@ -1,8 +1,8 @@
 """The controller: one budget, its leases and its queue, as its users see it.
 
-Owns which parts an admission is made of, and that a forked process makes its own. What each of
-them does is its file's business: the ways in are ``entrance``, waiting ``waiting``, the end of a
-lease ``ending``.
+Owns which parts an admission is made of, and that a forked process makes its own. What each part
+does is in its own file: the ways in are in ``entrance``, waiting in ``waiting``, the end of a
+lease in ``ending``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Admission:
         self.events = Events(self.lane_names)
         self._capacity = settings.capacity
         self.kept: Kept | None = None
-        """What is learned, in the file that ``state`` names."""
+        """Keeps what is learned in the file that ``state`` names."""
         self._learning = Learning(self.metering.named_estimators())
         self._make()
         in_child(self._make_anew)
@@ -83,7 +83,7 @@ class Admission:
         """An admission whose operator may set ``GPU_ADMISSION_CAPACITY``, ``_TIMEOUT``, ``_MODE``,
         ``_MAX_WAITING``, ``_SHARED`` and ``_NAME``; keywords win. The start line names what was taken.
 
-        Raises ``ValueError`` that names a variable which is wrong, or no setting.
+        Raises ``ValueError`` naming the variable whose value is wrong, or that is no setting.
         """
         given = from_environment(os.environ)
         admission = cls(**{**given, **options})
@@ -112,7 +112,7 @@ class Admission:
         )
 
     def _use(self) -> Use:
-        """What is said of this process to those that share its budget."""
+        """What this process tells the others that share its budget."""
 
         def use() -> tuple[Sequence[int], Sequence[int]]:
             return self.monitor.use()  # which is made after the budget
@@ -120,7 +120,7 @@ class Admission:
         return use if self.settings.shared is None else self._learning.shared(use)
 
     def _make_anew(self) -> None:
-        """In a forked process: nothing is held or waits here, and each measures for itself."""
+        """In a forked process: nothing is held here, nothing waits, and it measures for itself."""
         taken = self.startup.taken
         self.endings.disown()
         self._make()
@@ -202,7 +202,7 @@ class Admission:
     def resize(self, capacity: int | str) -> None:
         """Change the capacity (bytes, per device). Leases stay; those that can no longer fit are refused.
 
-        That of a shared budget changes for all its processes.
+        If the budget is shared, this changes it for all its processes.
         May be called from any thread, and from a signal handler.
         """
         size = parse_bytes(capacity, name="capacity")
@@ -215,7 +215,7 @@ class Admission:
     def drain(self) -> None:
         """Admit nothing from now on, and refuse all who wait (503 ``draining``). Leases run on.
 
-        Of a shared budget this is for this process; ``gpu-admission budget drain`` is for all.
+        If the budget is shared, this drains only this process; ``gpu-admission budget drain`` drains all.
         May be called from any thread, and from a signal handler.
         """
         self.locked.turn.take(self.entrance.drain)
@@ -266,7 +266,7 @@ class Admission:
             return ledger.waiting
 
     def report(self) -> Report:
-        """What the policy did so far, and whether it could ever have fired; ``str`` of it is for people."""
+        """What the policy has done so far, and whether it could ever have fired. Print it to read it."""
         learning = self.metering.progress()
         return report(self.snapshot(), self.settings, self.locked.ledger.asked, learning)
 
@@ -295,5 +295,5 @@ class Admission:
 
 
 def _routes() -> Any:
-    """The one import upwards, when a route is metered: what doors are made of imports this file."""
+    """Imported only when a route is metered: the modules that doors are made of import this file."""
     return importlib.import_module("gpu_admission.routes")

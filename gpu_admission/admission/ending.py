@@ -29,7 +29,7 @@ from gpu_admission.types import Device, Outcome
 
 
 class Endings:
-    """The issuer of an admission's leases in one process: what they ask when they change or end."""
+    """Issues an admission's leases in one process, and answers them when they change or end."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Endings:
         return self._monitor.names
 
     def disown(self) -> None:
-        """This is a forked process: its leases are the parent's, and what they hold is none of ours."""
+        """In a forked process: these leases are the parent's, and so are the bytes they hold."""
         self._is_ours = False
 
     def end(self, lease: Lease) -> None:
@@ -106,7 +106,7 @@ class Endings:
         return now
 
     def _learn_from(self, lease: Lease) -> None:
-        """Before its bytes are free: the next one starts by what this one has shown."""
+        """Runs before the bytes are freed, so that the next request starts with what this one has shown."""
         kind, error = lease.outcome
         if lease.feedback is not None:
             lease.feedback.end(lease.peak, kind)
@@ -176,7 +176,7 @@ class Endings:
             self._resized(lease)
 
     def _is_outlived(self, lease: Lease) -> bool:
-        """Whether blocks run on after their request: its lease holds what they asked from now on."""
+        """Whether blocks outlive their request; if so, its lease holds what they asked for from now on."""
         root = lease.share
         if root is None or not root.inside:
             return False
@@ -186,7 +186,7 @@ class Endings:
         return True
 
     def _grows(self, lease: Lease, size: int) -> bool:
-        """Whether it has to be asked if ``size`` bytes may be held."""
+        """Whether the budget has to be asked before ``size`` bytes may be held."""
         return self.settings.mode == "enforce" and size > lease.ticket.bytes
 
     def _no_growth(self, lease: Lease, size: int) -> Rejected:

@@ -1,7 +1,7 @@
 """What every door asks of an admission: the cheap checks, a lease, a refusal completed and counted.
 
 Owns the order of these and the event loop that is served. Reading bodies and rendering refusals
-is the edge's work (``http``), who may start the ledger's, waiting ``waiting``'s.
+belongs to the edge (``http``), who may start to the ledger, and waiting to ``waiting``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpu_admission.settings import Settings
 from gpu_admission.types import Estimate, Place
 
 _LOOK_SECONDS = 0.5
-"""How often it is looked whether a guard, or another process, has closed the doors."""
+"""Seconds between checks whether a guard, or another process, has closed the doors."""
 
 
 class Asked(TypedDict, total=False):
@@ -40,7 +40,7 @@ class Asked(TypedDict, total=False):
     timeout: float | None
     """Seconds to wait at most; ``None``: the setting."""
     deadline: Deadline | None
-    """Seconds left, which shorten the wait."""
+    """Seconds left to the client's deadline, which shorten the wait."""
     route: str
     gone: Gone | None
     """Returns when there is nobody left to answer."""
@@ -79,7 +79,7 @@ class Entrance:
         self._measuring: anyio.CapacityLimiter | None = None
         self._open_for: set[anyio.CancelScope] = set()
         self._begun_in: Any = _NOWHERE
-        """The asyncio loop that is served, once nothing is left to be done before a request may start."""
+        """The asyncio loop that is served; set once nothing remains to be done before a request may start."""
 
     def is_open(self, loop: Any) -> bool:
         """Whether ``check_open`` would do nothing. ``loop`` is the running asyncio loop, or ``None``."""
@@ -119,7 +119,7 @@ class Entrance:
         self.check_open()
 
     def drain(self) -> None:
-        """Let nothing in from now on. In a turn that nothing is in the middle of."""
+        """Let nothing in from now on. To be called in a turn that interrupts no other change."""
         self._locked.drain()
         for waiting in tuple(self._open_for):
             self._home.call(waiting.cancel)
@@ -204,8 +204,8 @@ class Entrance:
     async def measure(self) -> None:
         """Have the capacity measured, once, where it was not given in bytes.
 
-        A device that does not tell stays closed: see ``Monitor.measure``. In ``shadow``
-        nobody waits for it.
+        A device that does not report its memory stays closed: see ``Monitor.measure``. In ``shadow``
+        mode nobody waits for it.
         """
         if self._mode == "shadow":
             self._monitor.measure_aside()
@@ -221,11 +221,11 @@ class Entrance:
 
     @property
     def serves_elsewhere(self) -> bool:
-        """Whether an event loop that still runs is served, and another one, or none, runs here."""
+        """Whether the loop that is served still runs, but is not the one running here (if any is)."""
         return self._home.is_elsewhere
 
     def from_thread(self, ask: Callable[[], Coroutine[Any, Any, Lease]]) -> Lease:
-        """The lease of ``ask()``, which is called and waits in the loop that is served.
+        """The lease from ``ask()``, which is called, and waits, in the loop that is served.
 
         Raises ``RuntimeError`` where that would block the loop, and where there is none.
         """
@@ -236,7 +236,7 @@ class Entrance:
         return None if innermost() is None else nesting_lease(self.issuer)
 
     def holder(self) -> Holder | None:
-        """What the running code holds bytes of this admission by: that lease, or a block inside it."""
+        """What gives the running code bytes of this admission: that lease, or a block inside it."""
         return holder_of(self.issuer)
 
     def refused(
@@ -251,7 +251,7 @@ class Entrance:
         self._events.left(lane, route)
 
     def lane_index(self, name: str | None) -> int:
-        """The place of the lane called ``name``; ``None`` is the first."""
+        """Index of the lane called ``name``; ``None`` means the first."""
         if name is None:
             return 0
         try:

@@ -1,8 +1,8 @@
 """What a request really took, as feedback for the estimator that charged it.
 
 Owns one request's measurement for an estimator that follows requests (``Learned``): the peak that
-the app recorded, or one measured here while the request ran alone; and what its answer said. What is
-made of it is the estimator's.
+the app recorded, or one measured here while the request ran alone; and what its answer said. What
+follows from it is up to the estimator.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from gpu_admission.types import Device, Estimate, Usage
 
 
 class Heard(Protocol):
-    """An answer that passed by."""
+    """An answer on its way to the client."""
 
     pieces: int
     """Messages so far."""
     usage: Usage | None
-    """What the whole of it said that it used."""
+    """The usage that the whole answer reports."""
 
 
 class Feedback:
     """From the grant of one lease to its end. ``estimator`` has ``follow``, ``ended`` and ``meter``.
 
-    What fails here, in a meter or an estimator of the user's, is logged and teaches nothing: the
-    request holds its bytes by now, and must neither fail nor keep them by it.
+    When a user's meter or estimator fails here, that is logged and nothing is learned: the request
+    already holds its bytes, and must neither fail nor keep them because of it.
     """
 
     answer: Heard | None = None

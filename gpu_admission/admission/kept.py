@@ -1,6 +1,6 @@
 """What estimators have learned, kept in a file over restarts: the setting ``state``.
 
-Owns when it is read and written. What stands in it is each estimator's own.
+Owns when it is read and written. Its content is up to each estimator.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ EVERY_SECONDS = 60.0
 
 
 class Kept:
-    """An observer: the file at ``path`` follows ``estimators``, those that have ``restore`` and ``to_dict``.
+    """An observer that keeps the file at ``path`` up to date with those ``estimators`` that can be saved.
 
-    Raises ``ValueError`` that names ``state`` for a file that is none, or where nothing learns.
+    These have ``restore`` and ``to_dict``. Raises ``ValueError`` naming ``state`` for a file that is
+    no state file, or where no estimator learns.
     """
 
     def __init__(self, path: str | os.PathLike[str], estimators: Sequence[tuple[str, Any]]) -> None:
@@ -48,7 +49,7 @@ class Kept:
             threading.Thread(target=self.save, name="gpu-admission-state", daemon=True).start()
 
     def save(self) -> None:
-        """Write the file. What fails is logged: nothing that was learned is lost by it."""
+        """Write the file. A failure is logged; nothing that was learned is lost by it."""
         with self._saving:
             try:
                 statefile.write(self._path, {name: each.to_dict() for name, each in self._learners.items()})

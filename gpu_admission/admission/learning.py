@@ -1,6 +1,6 @@
-"""The estimators of an admission, as far as they learn: what they are given, and how they tell each other.
+"""An admission's learning estimators: what they are given, and how processes tell each other.
 
-Owns no statistics, and no file: those are the estimators' own and ``kept``'s.
+Owns no statistics and no file: statistics belong to the estimators, the file to ``kept``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_admission.types import Device
 
 
 class Learning:
-    """Those that ``named`` in the settings, by what they are called there."""
+    """Looks after the estimators in ``named``, pairs of the name in the settings and the estimator."""
 
     def __init__(self, named: Sequence[tuple[str, Any]]) -> None:
         self._named = named
@@ -25,12 +25,12 @@ class Learning:
         self._gossip: Gossip | None = None
 
     def begin(self, capacity: Callable[[], int], devices: Callable[[], Sequence[Device]]) -> None:
-        """Give each what it wants of the admission."""
+        """Give each what it needs from the admission."""
         for _, each in self._named:
             bind(each, capacity, devices)
 
     def shared(self, use: Use) -> Gossip:
-        """What this process tells others that share its budget, ``use()`` and what is learned from now on."""
+        """What this process tells others that share its budget: ``use()``, and what it learns from now on."""
         self._gossip = Gossip(use, self._hear)
         for name, each in self._sharers.items():
             each.share(partial(self._say, name))

@@ -1,8 +1,8 @@
 """A lease: bytes held for one request, until its work has really ended.
 
-Owns the end of holding: released once, by whatever is last of the app and the handles that
-``keep`` gave out, from any task or thread. What the end brings with it is ``ending``'s, which
-request a lease belongs to ``context``'s.
+Owns the end of holding: released once, from any task or thread, by whichever comes last: the app,
+or a handle that ``keep`` gave out. What else happens at the end is in ``ending``; which request a
+lease belongs to is in ``context``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Issuer(Protocol):
     def settings(self) -> Settings: ...
     @property
     def turn(self) -> AbstractContextManager[object]:
-        """In which what an open lease counts may change."""
+        """The turn in which the size of an open lease may change."""
         ...
 
     @property
@@ -82,22 +82,22 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
     """The most bytes that ``record_peak`` was given."""
     outcome: tuple[Kind, str] = ("ok", "")
     outer: Lease | Block | None = None
-    """What is around this one in its request."""
+    """The holder around this one in its request."""
     covers: object = None
-    """The lease of another admission that stood in the scope before."""
+    """The lease of another admission that was in the scope before this one."""
     task: anyio.TaskInfo | None = None
     """The request's task, where it sends its response while the lease is in its context."""
     feedback: Feedback | None = None
     """For an estimator that learns from the end of this lease."""
     task_id: int = 0
-    """Of the task that it was entered in; 0 where that was a thread."""
+    """Identity of the task that it was entered in; 0 where that was a thread."""
     estimator: object = None
-    """What has priced its request."""
+    """The estimator that priced its request."""
     share: Share | None = None
-    """What is asked of it, once a block inside its request has asked."""
+    """The claims on it, once a block inside its request has made one."""
     handles: int = 0
     returned: bool = False
-    """The app has: nothing but open handles, and blocks that outlive the request, hold it."""
+    """The app is done with it: only open handles, and blocks that outlive the request, hold it now."""
 
     @property
     def admission(self) -> Any:
@@ -106,12 +106,12 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def lease(self) -> Lease:
-        """Itself; of a ``Block`` the lease that it is a part of."""
+        """The lease itself; for a ``Block``, the lease that it is a part of."""
         return self
 
     @property
     def is_over(self) -> bool:
-        """Whether its request holds nothing by it any more; what has outlived the request still may."""
+        """Whether its request no longer uses it; work that outlives the request still may."""
         return self.ended or (self.returned and not self.handles)
 
     @property
@@ -131,13 +131,13 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def device_index(self) -> int:
-        """Its place in the admission's ``devices``."""
+        """Index of its device in the admission's ``devices``."""
         return self.ticket.device
 
     def on_device(self) -> AbstractContextManager[object]:
         """A context in which ``device`` is torch's current one, in the calling thread.
 
-        Does nothing where the device is none of torch's, or is not known.
+        Does nothing where torch does not know the device, or the device is not known here.
         """
         from gpu_admission.devices import on_device
 
@@ -166,9 +166,9 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
         self.outcome = ("oom", error)
 
     def keep(self) -> Handle:
-        """Hold on after the app has returned, until the handle is closed (also ``with``).
+        """Keep holding after the app has returned, until the handle is closed (or its ``with`` block ends).
 
-        For an engine or a thread that frees its memory later than the handler ends, as
+        For an engine or a thread that may free its memory only after the handler has ended, as
         when a client hangs up mid-stream. Raises ``RuntimeError`` when the lease has ended.
         """
         with self.issuer.turn:
@@ -248,5 +248,5 @@ class Block:
     def close(self, error: BaseException | None = None) -> None:
         """End it; closing it again changes nothing. ``error``: what its work has raised."""
         if self.share.is_open and self.lease.is_over:
-            self.lease.failed(error)  # of a request that runs on, its own end says how it went
+            self.lease.failed(error)  # a request that runs on tells at its own end how it went
         self.lease.issuer.close_share(self.lease, self.share)

@@ -1,4 +1,4 @@
-"""What a load balancer is told with each answer: how full the budget is, who waits, how busy it was of late.
+"""What each answer tells a load balancer: how full the budget is, how many wait, how busy it has been.
 
 Owns the figures and the text form of the ORCA load report (``xds.data.orca.v3.OrcaLoadReport``), as
 Envoy and Google's load balancers read it. Which answers carry it is decided where they are sent.
@@ -14,7 +14,7 @@ from gpu_admission.runtime import clock
 
 HEADER: Final = "endpoint-load-metrics"
 _SECONDS: Final = 10.0
-"""About so long a request counts in the rates."""
+"""Seconds for which a request counts in the rates, roughly."""
 
 
 class LoadReport:
@@ -28,8 +28,8 @@ class LoadReport:
     def header(self, status: int) -> str:
         """The value of the header of an answer with ``status``; 429 and 5xx count as errors.
 
-        What a guard withholds counts as taken, and all of a budget that is drained or not measured yet.
-        With a queue ``application_utilization`` goes above 1.
+        What a guard withholds counts as taken; a budget that is drained, or not measured yet, counts as
+        full. With a queue, ``application_utilization`` goes above 1.
         """
         now = clock.monotonic()
         with self._locked as ledger:
@@ -49,14 +49,14 @@ class LoadReport:
 
 
 class _Rate:
-    """Times a second of late, weighted by age; from the first second on not too low."""
+    """Recent events per second, weighted by age; not too low even in the first seconds."""
 
     def __init__(self) -> None:
         self._began = self._at = -math.inf
         self._sum = 0.0
 
     def count(self, now: float, times: int) -> float:
-        """The rate after ``times`` more, ``now``."""
+        """The rate after ``times`` more events at ``now``."""
         if self._began == -math.inf:
             self._began = self._at = now
         self._sum = self._sum * math.exp((self._at - now) / _SECONDS) + times

@@ -34,7 +34,7 @@ class LockedLedger:
     away: str | None = None
     """Why the budget can't be reached just now."""
     where: str | None = None
-    """How the budget is called that several processes share."""
+    """Name of the budget, where several processes share it."""
 
     def __init__(self, ledger: Ledger, woken: Woken) -> None:
         self.ledger = ledger
@@ -59,7 +59,7 @@ class LockedLedger:
         return self.ledger.closed
 
     def catch_up(self) -> None:
-        """There are no others."""
+        """Nothing to take in: no other process shares this budget."""
 
     def members(self) -> tuple[MemberSnapshot, ...]:
         """The processes that share it, and what each of them holds."""
@@ -102,7 +102,7 @@ class LockedLedger:
             try:
                 changed = self.ledger.request(ticket, clock.monotonic())
                 if changed and (changed[0] is not ticket or len(changed) > 1):
-                    self._woken(changed)  # it may have let an earlier one start
+                    self._woken(changed)  # joining may have let an earlier ticket start
             finally:
                 turn.depth -= 1
         if turn.late:

@@ -21,7 +21,7 @@ _PLAIN = frozenset({int, float, str, bool, NoneType, FunctionType, BuiltinFuncti
 
 
 class _Built(NamedTuple):
-    """Weak all three: what is kept here must keep nothing alive."""
+    """All three are weak references: nothing here may keep anything alive."""
 
     app: Callable[[], object]
     middleware: Callable[[], object]
@@ -37,9 +37,9 @@ class Rebuilds:
     def admission(self, middleware: object, app: object, **options: Unpack[Options]) -> Admission:
         """A budget for ``middleware`` around ``app``: the one it had, or a new one. Raises as ``Admission``.
 
-        It is that of an earlier middleware with the very same objects for the same settings, if that
-        one has ``observers``, or stood before the same app and is in use still: by its middleware, or
-        by work that holds bytes.
+        A budget is taken over from an earlier middleware that had the very same objects as settings, if
+        it has ``observers``, or served the same app and is still in use: by its middleware, or by
+        work that holds bytes.
         """
         innermost = _innermost(app)
         found = self._find(innermost, options) or Admission(**options)
@@ -67,7 +67,7 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _are_meant(app: object, options: Mapping[str, Any]) -> bool:
-    """Whether it is no coincidence that they are the same: for a function and numbers it may be.
+    """Whether identical settings mean the same middleware; for functions and numbers it may be chance.
 
     Python has one object for each small number, and one for a function however often it is wrapped.
     """
@@ -75,7 +75,7 @@ def _are_meant(app: object, options: Mapping[str, Any]) -> bool:
 
 
 def _innermost(app: object) -> object:
-    """What stands behind all middleware of ``app``: that remains when its stack is built again."""
+    """The app behind all middleware of ``app``: it stays the same when the stack is built again."""
     for _ in range(_DEEPEST):
         inner = getattr(app, "app", None)
         if (

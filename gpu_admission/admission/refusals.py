@@ -1,7 +1,7 @@
 """From a state of the budget to the refusal that explains it: which setting said no, and when to come back.
 
-Builds exceptions and nothing else: raising, counting and rendering are elsewhere. A
-detail never says anything about other requests than how many wait.
+Builds exceptions and nothing else: raising, counting and rendering are elsewhere. All that a
+detail may say about other requests is how many wait.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LONGEST = 60
 def retry_after(forecast: float | None, otherwise: float) -> int:
     """Whole seconds from 1 to 60: the forecast wait, spread out so that clients do not return together.
 
-    ``otherwise`` is used while no wait can be forecast. What is no sensible wait counts as 0.
+    ``otherwise`` is used while no wait can be forecast. A wait that makes no sense counts as 0.
     """
     seconds = otherwise if forecast is None else forecast
     if not seconds >= 0:
@@ -145,7 +145,7 @@ class Refusals:
     def complete(self, rejected: Rejected, needed: int | None, lowered: Verdict | None = None) -> None:
         """Fill in what the refusal was raised without: sizes, the queue, and when to come back.
 
-        ``lowered`` is named beside the setting where it made the wait longer.
+        ``lowered`` is named along with the setting if it made the wait longer.
         """
         if lowered is not None and lowered.ceiling and rejected.status == 429:
             room = format_bytes(lowered.ceiling)

@@ -1,7 +1,7 @@
-"""What the policy did so far, and whether it could ever have fired with these settings.
+"""What the policy has done so far, and whether it could ever have fired with these settings.
 
 Owns the arithmetic and the words of ``Admission.report()``; everything comes from a
-snapshot, the settings and the sizes asked lately.
+snapshot, the settings and the sizes asked for lately.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from gpu_admission.types import Snapshot
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since start, bytes; ``str`` of it is for people."""
+    """Counts since start, and bytes. Print it to read it."""
 
     name: str
     mode: str
     requests: int
-    """All that were metered."""
+    """All requests that were metered."""
     admitted: int
     disconnected: int
     refused: Mapping[str, int]
-    """By reason; in ``shadow`` mode what would have been refused, and ``waited`` for delayed."""
+    """Refusals by reason; in ``shadow`` mode those that would have been, and ``waited`` for delays."""
     peak: int
     capacity: int
     largest: int
     """The largest of the sizes asked lately."""
     fired: bool | None
-    """Whether anything was refused, or could have had to wait; ``None``: nothing came yet."""
+    """Whether anything was refused, or might have had to wait; ``None``: no request has come yet."""
     verdict: str
-    """The same in a sentence, with what it would take."""
+    """``fired`` in a sentence, with what it would take."""
     learning: tuple[str, ...] = ()
     """How far ``estimator="auto"`` has learned each route, such as ``learning /generate: 12 of 40``."""
 

@@ -37,7 +37,7 @@ class Budget(Limited, Protocol):
 
     @property
     def lane_names(self) -> Sequence[str]:
-        """Of the ledger's lanes: a ticket's ``lane`` is a place among these once it was asked for."""
+        """The ledger's lanes. Once a ticket has been asked for, its ``lane`` is an index into these."""
         ...
 
     def now(self) -> float:
@@ -61,7 +61,7 @@ class Budget(Limited, Protocol):
 
     @property
     def where(self) -> str | None:
-        """How a shared budget is called."""
+        """Name of a shared budget."""
         ...
 
     def catch_up(self) -> None:
@@ -119,7 +119,7 @@ class Budget(Limited, Protocol):
     # the whole
 
     def closed_by_others(self) -> Verdict | None:
-        """Why nothing may start, where it is guards of other processes that say so."""
+        """Why nothing may start, where guards of other processes are the reason."""
         ...
 
     def resize(self, capacity: int) -> None:

@@ -1,6 +1,6 @@
 """Shadow mode: leases that are always given, what would have happened to them, and its summary.
 
-Owns that nothing is refused or delayed. What would have been is the ledger's word. The first
+Owns that nothing is refused or delayed. The ledger says what would have been. The first
 request of a minute starts the summary's clock, so that an idle service logs nothing and a few
 requests by hand are summed up too.
 """
@@ -83,7 +83,7 @@ class Shadow:
         return "queue_timeout" if longest == 0 or (forecast or 0.0) > longest else "waited"
 
     def _guess(self, ticket: Ticket) -> str:
-        """The same where a shared budget has not answered yet."""
+        """The same, for a shared budget that has not answered yet."""
         with self._locked as ledger:
             starts = not ledger.waiting and ticket.bytes <= ledger.available
         return "" if starts else "waited"
@@ -100,7 +100,7 @@ class _Watched(Protocol):
 
 
 def would_have(counts: Counter[str]) -> str:
-    """``"would have refused 12 of 240 (queue_full 12), delayed 31"`` from reasons and how often each came."""
+    """``"would have refused 12 of 240 (queue_full 12), delayed 31"``, from the count of each reason."""
     refused = {reason: n for reason, n in counts.most_common() if reason not in ("", "waited")}
     text = f"would have refused {sum(refused.values())} of {counts.total()}"
     if refused:
@@ -114,7 +114,7 @@ class ShadowSummary:
     def __init__(self, every: float = 60.0, *, timer: Callable[..., Any] = threading.Timer) -> None:
         self._every = every
         self._timer = timer
-        # The garbage collector may end a lease, and so call this, inside of this very lock.
+        # Reentrant: the garbage collector may end a lease, and so call this, while the lock is held.
         self._lock = Turn()
         self._counts: Counter[str] = Counter()
         self._peak = 0

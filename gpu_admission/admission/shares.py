@@ -20,9 +20,9 @@ class Share:
 
     @property
     def bytes(self) -> int:
-        """The larger of both: of its own size, and of any claim inside it.
+        """Its own size, or the largest claim inside it if that is more.
 
-        Of a closed one, what is still inside it has outlived it: those share nothing any more.
+        Claims still inside a closed one have outlived it: they share nothing any more.
         """
         inside = [share.bytes for share in self.inside]
         return max(self.size, *inside, 0) if self.is_open else sum(inside)

@@ -32,7 +32,7 @@ logger = logging.getLogger("gpu_admission")
 class Sharing:
     """A ``Budget`` over a ``SharedLedger``; see ``seam`` for what each method does.
 
-    ``shared`` as in the settings. ``use()`` returns, one for each device, the bytes that this
+    ``shared`` is as in the settings. ``use()`` returns, for each device, the bytes that this
     process holds besides its leases, and those that its leases really take. Nothing is opened
     before ``join``. Raises ``TypeError`` or ``ValueError`` that names ``shared``.
     """
@@ -66,7 +66,7 @@ class Sharing:
 
     @property
     def ledger(self) -> Ledger:
-        """Another object after the log was lost, or settings have changed: not to be kept."""
+        """Don't keep it: it is a new object after the log was lost, or settings have changed."""
         return self._shared.ledger_as_read
 
     @property
@@ -95,7 +95,7 @@ class Sharing:
     # its life
 
     async def join(self) -> None:
-        """Raises ``ValueError`` for a place that can't be used. One that is away is no error."""
+        """Raises ``ValueError`` for a place that can't be used. A place out of reach is no error."""
         if not self.is_joined:
             await anyio.to_thread.run_sync(self._join)
 
@@ -189,7 +189,7 @@ class Sharing:
             return self._shared.replica.members.taken(device, self._shared.member)
 
     def closed_by_others(self) -> Verdict | None:
-        """The last that was said of a device, where guards of other processes close all of them."""
+        """The latest reason given for any device, where guards of other processes close all of them."""
         shared = self._shared
         with shared.lock:
             accounts = shared.ledger_as_read.accounts
@@ -226,7 +226,7 @@ class Sharing:
 
 
 def _why(verdict: Verdict) -> Why:
-    """``verdict`` for other processes, whose clocks are others."""
+    """``verdict`` for other processes, whose clocks differ from ours."""
     seconds = None if verdict.retry_at is None else max(0.0, verdict.retry_at - clock.monotonic())
     return Why(str(verdict.guard)[:128], verdict.reason[:512], verdict.restart_only, seconds)
 

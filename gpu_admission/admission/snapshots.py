@@ -99,7 +99,7 @@ def _lanes(ledger: Ledger) -> tuple[LaneSnapshot, ...]:
 
 
 def _devices(ledger: Ledger, monitor: Monitor) -> tuple[DeviceSnapshot, ...]:
-    # Others may have put other settings into force, with more devices than this process has.
+    # Another process may have put settings into force that have more devices than this one.
     count = min(len(ledger.accounts), len(monitor.names))
     return tuple(_device(ledger, monitor, index) for index in range(count))
 

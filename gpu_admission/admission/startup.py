@@ -1,4 +1,4 @@
-"""How an admission begins to work in a process, and ends: the capacity measured, devices watched, said once.
+"""The start and the end of an admission in a process: measure the capacity, watch the devices, log it once.
 
 Owns what is checked and said when work begins. How a capacity is measured is the monitor's.
 """

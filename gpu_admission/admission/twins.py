@@ -1,4 +1,4 @@
-"""Two budgets for one device, in one process or in two, that do not know of each other: said once.
+"""Warns, once, of two budgets for one device that do not know of each other, in one process or in two.
 
 Owns which admissions of this process give out which device, and what other processes are asked.
 """
@@ -47,7 +47,7 @@ class Twins:
     def begin(self, name: str, devices: Sequence[Device]) -> None:
         """The budget called ``name`` begins to give out ``devices``; a warning where another process does.
 
-        Of devices that say nothing about which they are, only workers of one server are seen.
+        Where a device does not tell its identity, only workers of the same server are noticed.
         """
         for device in devices:
             is_real = not device.key.startswith("fixed:")

@@ -21,15 +21,15 @@ from gpu_admission.settings import Settings
 Deadline = Callable[[], float | None]
 Gone = Callable[[], Awaitable[None]]
 _ROUND_TRIP = 1.0
-"""Seconds that a shared budget has to answer, where ``timeout`` is less: else 0 could never start."""
+"""Least seconds that a shared budget gets to answer: with ``timeout=0`` nothing could start otherwise."""
 _LOOK_AGAIN = 0.25
 
 
 class Waiter:
     """One waiting task. ``scope`` is what it waits in: cancelled when there is news.
 
-    A scope of its own is all that it takes: a task or an event for each of ten thousand
-    would take several times the memory.
+    All it needs is a scope: a task or an event for each of ten thousand waiting requests would
+    take several times the memory.
     """
 
     __slots__ = ("left", "scope")
@@ -81,8 +81,8 @@ class Waiting:
     ) -> None:
         """Return when ``ticket`` is granted. Otherwise raises, and it has left the queue.
 
-        ``Rejected`` for one that was refused or waited as long as it may, ``ClientLeft`` after
-        ``gone`` has returned.
+        ``Rejected`` if it was refused or has waited as long as it may, ``ClientLeft`` after ``gone``
+        has returned.
         """
         if ticket.state is REFUSED:
             raise self._why_not(ticket)
@@ -98,7 +98,7 @@ class Waiting:
             raise self._given_up(ticket, longest, setting)
 
     async def _line_up(self, ticket: Ticket, longest: float, setting: str, gone: Gone | None) -> bool:
-        """Whether it starts: else it was refused, or its time is up. It may be in the queue still."""
+        """Whether it starts; if not, it was refused or its time is up, and it may still be in the queue."""
         begun = anyio.current_time()
         is_new_here = True
         while True:
@@ -114,7 +114,7 @@ class Waiting:
             if waiter is None:
                 continue
             until = begun + max(longest, _ROUND_TRIP if state is NEW else 0.0)
-            # A grant that may not be used yet, because the log is away, is looked at again by and by.
+            # A grant that may not be used yet, because the log is out of reach, is checked again later.
             look = anyio.current_time() + _LOOK_AGAIN if state is GRANTED else until
             await waiter.sleep(min(until, look), gone)
             if waiter.left:
@@ -123,7 +123,7 @@ class Waiting:
                 return False
 
     def _waiter_of(self, ticket: Ticket, state: State) -> Waiter | None:
-        """What ``ticket`` waits with; ``None`` where its ``state`` is another by now."""
+        """The waiter of ``ticket``; ``None`` if its ``state`` has changed by now."""
         waiter = Waiter()
         with self._locked:
             # Another thread may have granted it since it was asked for, when there was nothing
@@ -147,7 +147,7 @@ class Waiting:
         return rejected
 
     def _refuse_early(self, ticket: Ticket, longest: float, setting: str) -> None:
-        """Nobody joins the queue of a device that is closed or tried out, or for longer than it may wait."""
+        """Refuse to queue for a device that is closed or being tried out, or for longer than allowed."""
         verdict = self._monitor.closed or self._monitor.trying or self._locked.closed_by_others()
         if verdict is not None:
             raise self._refusals.closed(verdict)
