@@ -158,5 +158,5 @@ async def outside(lease: Lease, call: Callable[[*Arguments], Awaitable[T]], *arg
 
 
 step_in: Callable[[Holder | None], object] = _current.set
-"""Make a lease the innermost one, as ``outside`` does and undoes. The variable's own method: each
+"""Make a lease the innermost one, as ``outside`` does and undoes. It is the variable's own method: each
 request passes here several times."""

@@ -1,4 +1,4 @@
-"""One device's bytes: what may be held there, and what is. Which request takes them is the ledger's."""
+"""One device's bytes: what may be held there, and what is. Which request gets them is up to the ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Account:
         self.in_use = 0
         self.running = 0
         self.max_running: float = math.inf
-        """Leases that may run on it at once; a breaker that tries it out sets a small one."""
+        """How many leases may run on it at once; a breaker that tries the device out sets this low."""
 
     @property
     def free(self) -> int:

@@ -12,8 +12,8 @@ queue itself, are the ledger's and the lanes'. The rules, as ``next`` applies th
 3. In the gap that it leaves, *small* requests may start (see ``SmallSizes``), while their
    own lane's head is not overdue. While a head that is overdue, or inside its lane's
    guarantee, does not fit, only small ones inside their own lane's guarantee may.
-4. A head that its own lane's limit keeps waiting holds back no other lane, and one that
-   is above every ceiling holds back nothing: room that is made for it would lie idle.
+4. A head kept waiting by its own lane's limit holds back no other lane, and one that is
+   above every ceiling holds back nothing: room that is kept for it would lie idle.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Order:
     def is_overdue(self, head: Ticket, now: float) -> bool:
         """Whether nothing may pass ``head`` any more.
 
-        The count alone would not do: where small requests hold their bytes for long, a large
-        head could see fewer than ``max_bypass`` of them pass in an hour. So a clock runs too,
-        from when it became the head: while others are in front of it, they are in its way.
+        The count alone would not do: where small requests hold their bytes for long, fewer than
+        ``max_bypass`` of them may pass a large head in an hour. So a clock runs too, from when it
+        became the head: before that, those in front of it were in its way.
         """
         return head.passed >= self.max_bypass or now - head.head_since >= self.max_bypass_wait
 

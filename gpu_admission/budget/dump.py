@@ -58,7 +58,7 @@ class LedgerDump(msgspec.Struct, array_like=True, frozen=True):
 
 
 def dump(ledger: Ledger, held: list[Ticket]) -> LedgerDump:
-    """``held``: every ticket that holds bytes; the ledger itself knows only those who wait."""
+    """``held``: every ticket that holds bytes; the ledger itself knows only those that wait."""
     tickets = [*held, *(ticket for lane in ledger.lanes for ticket in lane.tickets())]
     places = {id(ticket): place for place, ticket in enumerate(tickets)}
     return LedgerDump(
@@ -77,7 +77,7 @@ def dump(ledger: Ledger, held: list[Ticket]) -> LedgerDump:
 def load(ledger: Ledger, state: LedgerDump, ticket_of: Callable[[TicketDump], Ticket]) -> list[Ticket]:
     """Put ``state`` into a new ``ledger`` of the same settings; returns its tickets.
 
-    ``ticket_of`` gives the object for each: an owner has its own already.
+    ``ticket_of`` gives the object for each: its owner may have one already.
     """
     tickets = [_load_ticket(dumped, ticket_of(dumped)) for dumped in state.tickets]
     for account, said in zip(ledger.accounts, state.accounts, strict=True):

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 _MEMORY = 30.0
 Rate: TypeAlias = tuple[float, float, float | None]
-"""What a ``DrainRate`` remembers, to be written down."""
+"""The state of a ``DrainRate``, to be written down."""
 
 
 class DrainRate:
@@ -23,7 +23,7 @@ class DrainRate:
         self._bytes = 0.0
         self._busy = 0.0
         self.last: float | None = None
-        """When bytes last came back while others waited; ``None`` since nothing waits."""
+        """When bytes last came back while others waited; ``None`` while nothing waits."""
 
     def released(self, size: int, now: float, waiting: int) -> None:
         """``size`` bytes came back at ``now``, while ``waiting`` others waited for them."""
@@ -58,8 +58,8 @@ class DrainRate:
 def seconds_in_line(size: int, ahead: int, drain: DrainRate, outflow: DrainRate) -> float | None:
     """When ``size`` bytes will start behind ``ahead`` bytes that wait.
 
-    Those ahead leave the line as fast as it has got shorter lately (``outflow``), and then
-    ``size`` bytes have to come back (``drain``).
+    Those ahead leave the line as fast as it has been getting shorter (``outflow``); then ``size``
+    bytes have to come back (``drain``).
     """
     line, own = outflow.seconds(ahead), drain.seconds(size)
     return drain.seconds(ahead + size) if line is None or own is None else line + own

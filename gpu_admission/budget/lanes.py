@@ -69,7 +69,7 @@ class FlowDump(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LaneDump(msgspec.Struct, array_like=True, frozen=True):
-    """One lane, written down, without what its settings and its tickets say already."""
+    """One lane, written down, except for what its settings and its tickets already say."""
 
     clock: float
     pushed: int
@@ -87,7 +87,7 @@ class Flow:
     def __init__(self, charged: float) -> None:
         self.charged = charged
         self.entry = 0
-        """Number of its valid entry in the lane's order; older ones are outdated."""
+        """Number of its valid entry in the lane's order; entries with lower numbers are outdated."""
         self.running = 0
         self.queue = SizedQueue()
 
@@ -147,7 +147,7 @@ class LaneState:
         return len(known.queue) if known else 0
 
     def ahead_of(self, flow: Any) -> int:
-        """About the bytes that wait here and start before a newcomer of ``flow``: flows take turns."""
+        """Roughly the bytes that wait here and start before a newcomer of ``flow``: flows take turns."""
         flows = len(self._flows)
         if flows <= 1 or not self.waiting:
             return self.waiting_bytes
@@ -188,7 +188,7 @@ class LaneState:
         self._charge(ticket.flow, flow, ticket.charged)
 
     def charge_unnamed(self, ticket: Ticket) -> None:
-        """``ticket`` of no flow starts after it waited: beside named flows all such are one flow."""
+        """``ticket``, which has no flow, starts after waiting: beside named flows, all such are one flow."""
         if len(self._flows) > 1:
             self._charge(None, self._flows[None], ticket.bytes * self.hold)
 
@@ -206,8 +206,8 @@ class LaneState:
     def small(self, size: int) -> Ticket | None:
         """The first waiter of at most ``size`` bytes, looking into the next few flows in turn.
 
-        Not in flows that have had more than the head's by what the head itself will be
-        charged: passing it must not win a flow more than its share.
+        Flows are left out that lead the head's flow by more than the head itself will be charged:
+        passing the head must not win a flow more than its share.
         """
         if len(self._flows) == 1:
             (flow,) = self._flows.values()
@@ -236,7 +236,7 @@ class LaneState:
         return LaneDump(self._clock, self._pushed, self.hold, self.outflow.dump(), head, flows)
 
     def load(self, state: LaneDump, tickets: Sequence[Ticket]) -> None:
-        """Become what was dumped. Outdated entries of the order are not in it: none was ever looked at."""
+        """Restore what was dumped. It has no outdated entries of the order, which are never looked at."""
         self._clock, self._pushed, self.hold = state.clock, state.pushed, state.hold
         self.outflow.load(state.outflow)
         self.head = None if state.head is None else tickets[state.head]
@@ -284,7 +284,7 @@ class LaneState:
         return flow is not None and len(flow.queue) > 0 and flow.entry == entry[1]
 
     def _peek(self) -> tuple[float, int, Any] | None:
-        """The flow whose turn it is; entries that a later charge has outdated are dropped."""
+        """The flow whose turn it is; drops entries that a later charge has made outdated."""
         while self._order:
             if self._is_current(self._order[0]):
                 return self._order[0]

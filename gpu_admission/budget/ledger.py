@@ -67,15 +67,15 @@ class Ledger:
     def request(self, ticket: Ticket, now: float) -> Sequence[Ticket]:
         """Grant ``ticket``, let it wait, or refuse it: see its state.
 
-        Refused is what can never fit, what comes when no more may wait, and everybody
-        once the ledger is ``closed``.
+        Refused are requests that can never fit, those that come when no more may wait, and
+        everybody once the ledger is ``closed``.
         """
         if self.start(ticket, now):
             return (ticket,)
         ticket.arrived = now
         size, lane = ticket.bytes, self.lanes[ticket.lane]
         if size <= lane.largest:
-            self._note(size)  # what can never fit costs nothing to ask, and would make the rest look small
+            self._note(size)  # asking for what can never fit is free, and would make the rest look small
         if self.closed or size > lane.largest or self._line_is_full(lane, ticket):
             ticket.state = REFUSED
             return _NOBODY
@@ -128,7 +128,7 @@ class Ledger:
         return self._dispatch(now) if self.waiting else _NOBODY
 
     def is_at_ease(self, ticket: Ticket) -> bool:
-        """Whether nobody waits, and a held ``ticket`` would be granted again if it were asked for now."""
+        """Whether nobody waits and a held ``ticket`` would be granted again if it were asked for now."""
         account, lane = self.accounts[ticket.device], self.lanes[ticket.lane]
         return (
             not self.waiting
@@ -230,7 +230,7 @@ class Ledger:
 
     @property
     def available(self) -> int:
-        """Most bytes that one request could be granted now."""
+        """The most bytes that one request could be granted now."""
         return max(0, max(account.free for account in self.accounts))
 
     def largest(self, lane: int = 0) -> int:
@@ -238,7 +238,7 @@ class Ledger:
         return self.lanes[lane].largest
 
     def is_full(self, lane: int) -> bool:
-        """Whether a newcomer to ``lane`` is refused, whatever it asks."""
+        """Whether a newcomer to ``lane`` is refused, whatever size it asks for."""
         state = self.lanes[lane]
         return 0 < state.max_waiting <= state.waiting
 

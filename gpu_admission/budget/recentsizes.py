@@ -17,10 +17,10 @@ Sizes: TypeAlias = tuple[list[int], int, int]
 
 
 class SmallSizes:
-    """Small is up to ``part`` of the head, and the smallest that together asked ``share`` of all bytes.
+    """Small: at most ``part`` of the head, or among the smallest that together asked ``share`` of all bytes.
 
-    The first protects a large head: a small one soon gives its room back. The second lets
-    short requests pass a head that is not large itself, and bounds what they can take.
+    The first rule protects a large head: a small request soon gives its room back. The second
+    lets short requests pass a head that is not large itself, and bounds what they can take.
     """
 
     __slots__ = ("_asked", "_looks", "_part", "_share", "common", "note")
@@ -30,10 +30,10 @@ class SmallSizes:
         self._share = share
         self._asked: deque[int] = deque(maxlen=_ASKED)
         self.common = 0
-        """Bytes up to which sizes are small beside any head, as last looked up."""
+        """Sizes up to this many bytes are small beside any head, as last looked up."""
         self._looks = 0
         self.note: Callable[[int], None] = self._asked.append
-        """Take in that so many bytes were asked."""
+        """Note that so many bytes were asked for."""
 
     def look(self) -> None:
         """A gap is about to be used: look ``common`` up again, if that was some time ago."""
@@ -67,7 +67,7 @@ class SmallSizes:
 
 
 def smallest(asked: Iterable[int], share: float) -> int:
-    """The largest size such that all up to it sum to at most ``share`` of all; 0 where none does."""
+    """The largest size for which all sizes up to it sum to at most ``share`` of all; 0 if there is none."""
     sizes = sorted(asked)
     most = sum(sizes) * share
     below = size = total = 0

@@ -19,7 +19,7 @@ class State(enum.Enum):
 
 
 NEW, WAITING, GRANTED, REFUSED, ENDED = State
-# By these names they are found at once: looking up a member of an enum takes longer than a grant.
+# Module-level names, since looking up a member of an enum takes longer than a grant.
 
 
 class Ticket(msgspec.Struct, eq=False):
@@ -34,7 +34,7 @@ class Ticket(msgspec.Struct, eq=False):
     granted_at: float = 0.0
     head_since: float = 0.0
     passed: int = 0
-    """Times that a later one has started while this one was at the head."""
+    """How many later ones have started while this one was at the head."""
     charged: float = 0.0
     """Byte-seconds that its flow was charged in advance."""
     slot: int = -1
@@ -43,7 +43,7 @@ class Ticket(msgspec.Struct, eq=False):
     number: int = 0
     """Tells it from all others of its owner."""
     started: bool = False
-    """Its work has begun: whatever becomes of its process's membership, the bytes are in use."""
+    """Its work has begun: the bytes are in use, whatever becomes of its process's membership."""
     waiter: Any = None
     """Whatever the caller needs to wake it; the ledger never looks."""
 
@@ -54,7 +54,7 @@ class Ticket(msgspec.Struct, eq=False):
         self.arrived = self.granted_at = self.head_since = self.charged = 0.0
 
     def take_over(self, other: Ticket) -> None:
-        """Become what ``other`` is to the ledger; whoever waits on this one stays."""
+        """Take over what ``other`` is to the ledger, but keep whoever waits on this ticket."""
         self.bytes, self.lane, self.flow, self.state = other.bytes, other.lane, other.flow, other.state
         self.device, self.arrived, self.granted_at = other.device, other.arrived, other.granted_at
         self.head_since, self.passed, self.charged = other.head_since, other.passed, other.charged

@@ -17,10 +17,10 @@ class OutOfMemoryGuard:
     capacity for every ``every`` seconds without one. ``floor`` is the least share.
 
     ``opens_after`` in a row (no success between) close the device for ``cool_down`` seconds.
-    Then it is half-open: ``trials`` leases may run at once, until one ends well (closed
-    again) or out of memory (open again). Any other end changes nothing: its place is free
+    Then it is half-open: ``trials`` leases may run at once, until one ends well (the breaker
+    closes) or out of memory (it opens again). Any other end changes nothing and frees the place
     for the next. A trial that has not ended after another ``cool_down`` is taken for lost,
-    and one more may run. Of several worker processes each has a breaker, and trials, of its own.
+    and one more may run. Each of several worker processes has its own breaker, and its own trials.
     """
 
     name = "out-of-memory"
@@ -80,7 +80,7 @@ class OutOfMemoryGuard:
 
     def _learn(self, kind: str, now: float) -> None:
         if self._opened_at is not None:
-            # From before it opened: old news.
+            # The lease began before the breaker opened: old news.
             return
         if kind == "ok":
             self._row, self._half_open_at = 0, None
@@ -100,7 +100,7 @@ class OutOfMemoryGuard:
         self._changed_at += steps * self._every
 
     def _advance(self, now: float) -> None:
-        """From open to half-open, and the trials that are allowed by then."""
+        """Go from open to half-open; how many trials are allowed by now."""
         self.retry_at = self.trials = None
         if self._opened_at is not None and now >= self._opened_at + self._cool_down:
             self._opened_at, self._half_open_at = None, now

@@ -1,4 +1,4 @@
-"""What a guard that looks at a device has beside a ``Guard``: it is begun once the capacity is known."""
+"""What a guard that reads a device has beyond a ``Guard``: a start, once the capacity is known."""
 
 from __future__ import annotations
 

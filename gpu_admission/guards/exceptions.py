@@ -44,7 +44,7 @@ _ONNX = (
 )
 """The layers around a driver's error: a code of the runtime, the node, and the line of its source.
 
-Only of the files that call the driver: an operator's own (a tokenizer's) may quote what it was given.
+Only for the files that call the driver: an operator's own error (a tokenizer's) may quote its input.
 """
 _XLA_STEPS = (
     r"(execute|launch|load|unload|enqueue|synchronize|allocate|copy|memcpy|memset|record|create|destroy|complete"
@@ -56,7 +56,7 @@ class _Library(msgspec.Struct, frozen=True):
     """How one library's errors begin."""
 
     modules: tuple[str, ...]
-    """Where its exceptions come from; empty: a plain ``RuntimeError``, as of torch, or one of torch's own."""
+    """Module of its exceptions; empty: a plain ``RuntimeError``, as torch raises, or one of torch's own."""
     out_of_memory: re.Pattern[str]
     fault: re.Pattern[str]
 
@@ -105,9 +105,9 @@ _LIBRARIES = (
 
 
 def classify(error: BaseException) -> Verdict:
-    """``"fault"``, ``"oom"`` or ``None`` for ``error``, what it wraps, and the members of groups.
+    """``"fault"``, ``"oom"`` or ``None`` for ``error``, including what it wraps and members of groups.
 
-    A fault anywhere wins: it is what the process will not recover from.
+    A fault anywhere wins: the process will not recover from it.
     """
     verdicts = {_verdict(link) for link in _links(error)}
     if "fault" in verdicts:

@@ -20,7 +20,7 @@ from gpu_admission.types import DeviceReading, Limit, Outcome
 logger = logging.getLogger("gpu_admission")
 
 EXIT_CODE = 86
-"""What a process ends with under ``on_fault="exit"``."""
+"""Exit code of a process under ``on_fault="exit"``."""
 
 
 class FaultGuard:
@@ -72,7 +72,7 @@ class FaultGuard:
         return functools.partial(_exit, self._exit_code, self._grace)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FaultGuard:
-        """Settings are shared (a callable may belong to something big), state is not."""
+        """A copy shares its settings (a callable may belong to something big), but not its state."""
         return copy.copy(self)
 
 

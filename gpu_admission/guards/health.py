@@ -21,7 +21,7 @@ _HEADERS = {"Cache-Control": "no-store"}
 
 
 class Observed(Protocol):
-    """An admission, for all that is read of it here."""
+    """The part of an admission that is read here."""
 
     def snapshot(self) -> Snapshot: ...
 
@@ -30,8 +30,8 @@ class Health:
     """``/live`` and ``/ready`` of ``admission``: ``app.mount("/health", Health(admission))``.
 
     ``/live`` answers 200. ``/ready`` answers 200, or 503 while draining, when every device is
-    closed until restart, and while no device tells its memory: every request gets 503 then.
-    With it come the readings, ceilings and who lowered them.
+    closed until restart, and while no device reports its memory: every request gets 503 then.
+    The answer has the readings, the ceilings and who lowered them.
     """
 
     def __init__(self, admission: Observed) -> None:
@@ -50,7 +50,7 @@ class Health:
 
 
 def readiness(snapshot: Snapshot) -> dict[str, Any]:
-    """Whether traffic should come here, and all that is known about it, as plain JSON types."""
+    """Whether traffic should come here, and everything known about that, as plain JSON types."""
     broken = [device.name for device in snapshot.devices if device.restart_only]
     out_of_order = bool(broken) and len(broken) == len(snapshot.devices)
     untold = [device.closed_by == "capacity" for device in snapshot.devices]

@@ -82,7 +82,7 @@ class MemoryGuard:
     def ceiling(
         self, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
     ) -> int | Limit | None:
-        """Bytes that leases may hold by the latest readings; ``None`` where that is all of it."""
+        """Bytes that leases may hold by the latest readings; ``None`` where that is the whole capacity."""
         if not readings:
             return None
         last = tuple(readings[-CONFIRMED_BY:])
@@ -100,7 +100,7 @@ class MemoryGuard:
         return size
 
     def _weigh(self, last: Sequence[DeviceReading]) -> tuple[int, str] | None:
-        """The lowest ceiling by the ``last`` readings, and why; ``None`` = none of them tells."""
+        """The lowest ceiling by the ``last`` readings, and why; ``None`` = none of them can say."""
         self._learn(last)
         # The capacity in force: one that has changed since is in the newest reading only.
         capacity = last[-1].total if last[-1].capacity is None else last[-1].capacity
@@ -108,7 +108,7 @@ class MemoryGuard:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def _learn(self, last: Sequence[DeviceReading]) -> None:
-        """The most that was held, and a newer baseline once nothing is, where caches are told."""
+        """Update the most that was held, and the baseline once nothing is held, where caches are reported."""
         self._peak = max(self._peak, *(reading.held or 0 for reading in last))
         if self._baseline is None:
             self._baseline = find_baseline(last[-1], resident=self._resident)
@@ -121,7 +121,7 @@ class MemoryGuard:
             self._baseline = min(known, key=lambda baseline: (baseline.resident or 0, baseline.used))
 
     def _limit(self, reading: DeviceReading, capacity: int | None) -> tuple[int, str] | None:
-        """The ceiling by one reading, and why it is below the capacity; ``None`` = it does not tell."""
+        """The ceiling by one reading, and why it is below the capacity; ``None`` = it can't say."""
         if self._baseline is None:
             return None
         allowed = ceiling(
@@ -144,7 +144,7 @@ class MemoryGuard:
         return allowed, ""
 
     def _shortage(self, reading: DeviceReading) -> str:
-        """Why nothing more may be held; empty where the watermark is kept, or caches are not told."""
+        """Why nothing more may be held; empty if the watermark is kept, or caches are not reported."""
         free, cache = free_bytes(reading), reusable_cache(reading)
         if free is None or cache is None:
             return ""
@@ -173,7 +173,7 @@ class MemoryGuard:
         return None if serving else 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MemoryGuard:
-        """Settings are shared (a callable may belong to something big), state is not."""
+        """A copy shares its settings (a callable may belong to something big), but not its state."""
         return copy.copy(self)
 
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("gpu_admission")
 _URGENT = frozenset({"oom", "fault"})
 _WORTH_GROWING = 1.01
-"""A capacity that would grow by less stays as it is: readings tremble."""
+"""A capacity that would grow by less than this stays as it is: readings fluctuate."""
 _MEASURED_AGAIN_IN = 5.0
-"""Seconds that a refusal asks to wait while a capacity can't be measured; each reading tries anew."""
+"""``Retry-After`` in seconds while a capacity can't be measured; every reading tries again."""
 
 
 class Limited(Protocol):
@@ -50,10 +50,10 @@ class Limited(Protocol):
         ...
 
     def held_here(self, device: int) -> int:
-        """How much of it leases of this process hold."""
+        """How much of the device's capacity this process's leases hold."""
 
     def taken_by_others(self, device: int) -> int:
-        """What leases of other processes really take there, as these have measured it."""
+        """What leases of other processes really take there, as those processes have measured it."""
 
     def allow(
         self,
@@ -67,7 +67,7 @@ class Limited(Protocol):
         """Set what ``device`` may hold, as ``Ledger.allow``; ``verdict`` tells others why."""
 
     def refuse_all(self) -> None:
-        """Send all away who wait in this process."""
+        """Refuse everyone who waits in this process."""
 
 
 class Monitor:
@@ -81,18 +81,18 @@ class Monitor:
         self._settings = settings
         self._ledger = ledger
         self.closed: Verdict | None = None
-        """Why nothing may start: every device is closed. The one that opens first tells."""
+        """Why nothing may start: every device is closed. The reason is that of the one that opens first."""
         self.trying: Verdict | None = None
-        """Why nothing may wait: every device is closed, or tried out by a few requests at a time."""
+        """Why nothing may wait: every device is closed, or being tried out by a few requests at a time."""
         self._measuring = threading.Lock()
         self._aside: threading.Thread | None = None
         self._measures = not isinstance(settings.capacity, int)
         self._missing = ""
-        """Why no device counts as one that was found."""
+        """Why no device counts as found."""
         self._why = ""
         """How the device was found, for the log."""
         self.is_measured = not self._measures
-        """Whether there is nothing to measure, or it was tried."""
+        """Whether measuring was tried, or there is nothing to measure."""
         self._watch(devices)
 
     def _watch(self, devices: Sequence[Device]) -> None:
@@ -100,7 +100,7 @@ class Monitor:
         self._watched = [Watched(device, guards) for device in devices]
         self._name()
         self.is_watching = bool(devices and guards) and not _only_fails(self._settings)
-        """Whether guards are to hear of every lease that ends; else the first failure begins it."""
+        """Whether guards hear of every lease that ends; otherwise they do from the first failure on."""
         self.readings: Readings | None = None
         if devices:
             from gpu_admission.devices import Readings
@@ -110,7 +110,7 @@ class Monitor:
             )
 
     def _name(self) -> None:
-        """What devices are called is known once drivers were asked for a reading; from then on it stays."""
+        """Take the devices' names, which are known, and stay, once drivers were asked for a reading."""
         self.names = tuple(device.name for device in self.devices) or ("device",)
 
     @property
@@ -147,7 +147,7 @@ class Monitor:
             self.is_measured = True
 
     def _lacks_gpu(self, reason: str) -> None:
-        """A service on a GPU whose driver is missing would be let in by the host's memory: say so."""
+        """Warn: without its driver, a service for a GPU would be metered by the host's memory."""
         if self._settings.require_gpu:
             self._missing = f"no GPU was found ({reason}), and require_gpu=True"
             return
@@ -158,13 +158,13 @@ class Monitor:
         )
 
     def measure_aside(self) -> None:
-        """The same in a thread of its own, for those who may not be kept waiting."""
+        """The same in a thread of its own, for callers that must not be kept waiting."""
         if self._aside is None:
             self._aside = threading.Thread(target=self.measure, name="gpu-admission-measure", daemon=True)
             self._aside.start()
 
     def fix_capacity(self) -> None:
-        """The capacity was given in bytes after all: measure it no more."""
+        """The capacity was given in bytes after all: stop measuring it."""
         self._measures = False
         self.is_measured = True
 
@@ -234,13 +234,13 @@ class Monitor:
     def ended(self, index: int, kind: Kind, size: int, error: str, at: float) -> None:
         """Pass on to the guards of device ``index`` how work on it ended.
 
-        Out of memory, and a fault, they hear at once, and everything while it is tried out;
-        the rest with the next reading.
+        They hear of out-of-memory and of a fault at once, and of everything while the device is being
+        tried out; of the rest with the next reading.
         """
         if not self.is_watching:
             if kind not in _URGENT or self.readings is None:
                 return
-            # From now on successes count too, and guards recover with time: both need the readings' tick.
+            # From now on successes count too, and guards recover over time: both need the readings' tick.
             self.is_watching = True
             self.readings.start()
         watched = self._watched[index]
@@ -265,7 +265,7 @@ class Monitor:
                 _log(watched.device, verdict)
 
     def _grow(self, index: int) -> None:
-        """Raise a measured capacity where memory of others came back, as of a worker that was still dying."""
+        """Raise a measured capacity when others gave memory back, such as a worker that was still exiting."""
         watched = self._watched[index]
         if not self._measures or watched.measured is None:
             return
@@ -299,7 +299,7 @@ class Monitor:
         capacity, held = self._ledger.held(index)
         latest = self._latest(index)
         if latest and latest[-1].capacity != capacity:
-            # It was measured, or changed, since that reading.
+            # The capacity was measured, or changed, since that reading.
             latest = (*latest[:-1], msgspec.structs.replace(latest[-1], capacity=capacity))
         blank = DeviceReading(capacity=capacity, held=held, taken_at=now)
         return watched.ask(latest, blank, watched.take_outcomes(), now)
@@ -314,7 +314,7 @@ class Monitor:
     def clamp(self) -> float | None:
         """The smallest factor on new tokens that a guard asks for now.
 
-        Where a request will run is not known before it is estimated: one hot device clamps all.
+        Where a request will run is not known before it is estimated, so one hot device clamps all.
         """
         return min((w.verdict.clamp for w in self._watched if w.verdict.clamp is not None), default=None)
 
@@ -352,7 +352,7 @@ class Monitor:
 
 
 def given_devices(settings: Settings) -> tuple[Device, ...]:
-    """Those of the settings, or one to hang guards on that need no reading."""
+    """The devices of the settings, or else a placeholder for guards that need no reading."""
     if settings.devices or settings.guards == () or not isinstance(settings.capacity, int):
         return tuple(settings.devices)
     reader = next((g.name for g in settings.guards or () if isinstance(g, DeviceGuard)), None)
@@ -378,7 +378,7 @@ def _guards(settings: Settings) -> Sequence[Guard]:
 
 
 def _only_fails(settings: Settings) -> bool:
-    """Whether guards have nothing to read: they learn from failures, and cost nothing before the first."""
+    """Whether no guard needs readings: they learn from failures, and cost nothing before the first."""
     return settings.guards is None and not settings.devices and isinstance(settings.capacity, int)
 
 

@@ -31,9 +31,9 @@ def _use(watched: Watched, own: int | None) -> tuple[int, int]:
 
 
 def resident_of(own: int | None, reading: DeviceReading, *, held: int, here: int) -> int | None:
-    """What stays, of ``own`` bytes, when leases of this process hold ``here`` of the ``held``.
+    """What remains of ``own`` bytes when leases of this process hold ``here`` of the ``held``.
 
-    ``None``: as the reading says, which has leases of no other process in it.
+    ``None``: as the reading says, which has no leases of other processes in it.
     """
     if own is None or held == here:
         return None

@@ -59,7 +59,7 @@ def verdict_of(name: str, limit: Limit) -> Verdict:
 
 
 def together(verdicts: Iterable[Verdict]) -> Verdict:
-    """All as one. A ceiling that only a restart lifts is named before any other."""
+    """All of them as one. A ceiling that only a restart lifts is named before any other."""
     return functools.reduce(_lower, verdicts, Verdict())
 
 
@@ -83,10 +83,10 @@ def _least(one: _Number | None, other: _Number | None) -> _Number | None:
 
 
 def is_news(verdict: Verdict, told: Verdict, capacity: int) -> bool:
-    """Whether ``verdict`` is worth a line in the log after what was last ``told``.
+    """Whether ``verdict`` is worth a log line, given what was last ``told``.
 
     Ceilings follow every reading: one that has moved by less than a tenth of ``capacity``
-    is not told again.
+    is not logged again.
     """
     if _state(verdict) != _state(told):
         return True

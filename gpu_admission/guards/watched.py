@@ -23,7 +23,7 @@ logger = logging.getLogger("gpu_admission")
 _REMEMBERED = 1024
 Kind: TypeAlias = Literal["ok", "error", "oom", "fault", "client"]
 End: TypeAlias = tuple[Kind, int, str, float]
-"""The fields of an ``Outcome``, which is made of them when guards are asked."""
+"""The fields of an ``Outcome``, which is built from them when guards are asked."""
 
 
 class Watched:
@@ -36,18 +36,18 @@ class Watched:
         self.told = Verdict()
         """What the log was told last."""
         self.outcomes: deque[End] = deque(maxlen=_REMEMBERED)
-        """Not shown to the guards yet."""
+        """Outcomes that the guards have not seen yet."""
         self.begun = False
         """Its capacity is known, and its guards are asked."""
         self.measured: Capacity | None = None
-        """As it was found at the start; ``None``: it was given in bytes."""
+        """The capacity as measured at the start; ``None``: it was given in bytes."""
         self.failure = ""
         """Why its capacity can't be measured."""
         self.failing: set[str] = set()
-        """Names of guards that raise."""
+        """Names of guards that raise at present."""
 
     def take_outcomes(self) -> list[Outcome]:
-        """Those that no guard has seen; others may be added meanwhile."""
+        """Take the outcomes that no guard has seen; others may be added meanwhile."""
         return [Outcome(*self.outcomes.popleft()) for _ in range(len(self.outcomes))]
 
     def begin(self, measured: Capacity | None, overcommit: float) -> None:
@@ -70,7 +70,7 @@ class Watched:
     ) -> Verdict:
         """What the guards say by the ``latest`` readings; before the first, by the ``blank`` one.
 
-        That one has only what is known without the device: guards that need one get none.
+        ``blank`` has only what is known without the device, and guards that need a device skip it.
         """
         return together(
             [self._ask_one(guard, latest or _before(guard, blank), outcomes, now) for guard in self.guards]
@@ -79,7 +79,7 @@ class Watched:
     def _ask_one(
         self, guard: Guard, readings: Sequence[DeviceReading], outcomes: Sequence[Outcome], now: float
     ) -> Verdict:
-        """What ``guard`` says; one that raises has no say, and is logged once until it works again."""
+        """What ``guard`` says; one that raises is ignored, and logged once, until it works again."""
         try:
             limit = limit_of(guard, readings, outcomes, now)
             verdict = verdict_of(guard.name, limit)
@@ -108,7 +108,7 @@ def _before(guard: Guard, blank: DeviceReading) -> Sequence[DeviceReading]:
 
 
 def _act(action: Callable[[], object], name: str) -> None:
-    """Call what a guard wants called once, in a thread of its own: it may be slow."""
+    """Call a guard's ``action`` in a thread of its own: it may be slow."""
     threading.Thread(target=_call, args=(action, name), name="gpu-admission-action", daemon=True).start()
 
 

@@ -15,7 +15,7 @@ from gpu_admission.types import Message, Receive
 
 
 class Ahead:
-    """``receive``, of which one call may be under way already.
+    """A ``receive`` that may have a call under way already.
 
     On asyncio that call runs in a task of its own, which outlives whatever waits for it. On trio it
     is simply awaited: there a cancelled ``receive`` has received nothing.
@@ -32,7 +32,7 @@ class Ahead:
         return await self()
 
     async def __call__(self) -> Message:
-        """The next message: of the call that is under way, or else of one that is made now."""
+        """The next message, from the call that is under way, or else from one that is made now."""
         task, self._task = self._task, None
         if task is None:
             return await self._receive()
@@ -45,6 +45,6 @@ class Ahead:
             raise
 
     def close(self) -> None:
-        """The request is over: a call that is under way is given up."""
+        """The request is over: give up a call that is still under way."""
         if self._task is not None:
             self._task.cancel()

@@ -1,8 +1,8 @@
-"""An answer that passes by, looked at for what it used: for estimators that learn from it.
+"""Looks at an answer on its way out for the usage it reports, for estimators that learn from it.
 
-Owns which bytes of it are remembered: those of its end, and of a stream's beginning, a bounded number.
-Each message goes on as it came and at once; what it says is read when the last one has gone. The words
-of each API are ``workloads.usage``'s.
+Owns which bytes are remembered: a bounded number of the answer's last, and of a stream's first. Each
+message is passed on at once and unchanged; they are read when the last one has gone. What each API
+calls its usage is in ``workloads.usage``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Answer:
         self._kept = 0
         self._size = 0
         self.pieces = 0
-        """Messages of a stream so far: as many tokens at least, but for a few that carry none."""
+        """Messages of a stream so far: at least as many tokens, except for a few messages that carry none."""
         self.usage: Usage | None = None
-        """What the whole answer said."""
+        """The usage that the whole answer reported."""
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
@@ -70,7 +70,7 @@ class Answer:
 
 
 def _kind_of(start: Message) -> str | None:
-    """How the answer is to be read; ``None`` where it isn't: of another type, packed, or an error."""
+    """How to read the answer; ``None`` if it isn't read: another content type, compressed, or an error."""
     kind = None
     if start["status"] >= 300:
         return None

@@ -28,15 +28,15 @@ from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Message, Receive, Scope
 
 WATCHED_BYTES = 64 * 1024
-"""A client that is watched while it waits may send this much ahead; then its upload is slowed down."""
+"""Bytes that a waiting client may send ahead; beyond that its upload is slowed down."""
 LOOK_SECONDS = 0.5
-"""How often one more message of a slowed upload is taken: only behind it a disconnect is seen."""
+"""Seconds between messages taken from a slowed upload: a disconnect is only seen behind them."""
 MANY_MESSAGES = 256
 MESSAGE_BYTES = 256
-"""What a message takes beside its bytes. Counted for a body that comes in more than ``MANY_MESSAGES``:
-cut into single bytes, it would hold hundreds of times its size."""
+"""Memory that a message takes beyond its bytes. Counted when a body comes in more than
+``MANY_MESSAGES``: cut into single bytes, it would hold hundreds of times its size."""
 STEP_MESSAGES = 32
-"""After so many messages other tasks have a turn."""
+"""After this many messages other tasks get a turn."""
 LEAST_RATE = 4096
 """Bytes a second that an upload must reach beyond its first ``body_timeout`` seconds."""
 
@@ -63,7 +63,7 @@ class Body(msgspec.Struct, eq=False):
     is_free: bool = False
     """The app may read the rest without limits: it has begun to answer, or nothing is enforced."""
     loop: asyncio.AbstractEventLoop | None = msgspec.field(default_factory=running_asyncio)
-    """The running one where it is asyncio's, asked for once. See ``ENDED``."""
+    """The running event loop where it is asyncio's, looked up once. See ``ENDED``."""
     complete: bool = False
     """Its last message has been received."""
     size: int = 0
@@ -75,7 +75,7 @@ class Body(msgspec.Struct, eq=False):
     ahead: Ahead | None = None
     """The server's ``receive``, once the client was watched."""
     refusal: Rejected | None = None
-    """Why the app was not given the rest of it: the response is this refusal, if none has begun."""
+    """Why the app did not get the rest of it. If no response has begun, this refusal is the response."""
     lease: Lease | None = None
     """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
     _messages: deque[Message] | None = None
@@ -118,7 +118,7 @@ class Body(msgspec.Struct, eq=False):
         return message
 
     def _pass_on(self, message: Message) -> None:
-        """Count what the app reads by itself: the limit is the same. Raises ``TooLarge``."""
+        """Count what the app itself reads, against the same limit. Raises ``TooLarge``."""
         if message["type"] != "http.request":
             return
         self.size = size = self.size + len(message.get("body", b""))
@@ -129,7 +129,7 @@ class Body(msgspec.Struct, eq=False):
             raise self.refusal
 
     def read_here(self) -> Awaitable[None] | None:
-        """Read what has come by now; what is left to be awaited, where there is more. Raises ``Rejected``."""
+        """Read what has come so far. Returns what remains to be awaited, if anything. Raises ``Rejected``."""
         call, waits_for = self._take(), NOT_BEGUN
         if self.loop is not None:
             waits_for = next(call.__await__(), ENDED)
@@ -144,7 +144,7 @@ class Body(msgspec.Struct, eq=False):
         self._check_kept()
         while not self.complete:
             if self._messages is not None and len(self._messages) % STEP_MESSAGES == 0:
-                await anyio.lowlevel.checkpoint()  # a server that has it all would never let the loop go on
+                await anyio.lowlevel.checkpoint()  # else a server that has it all never lets the loop run
             call, waits_for = self._take(), NOT_BEGUN
             if self.loop is not None:
                 waits_for = next(call.__await__(), ENDED)
@@ -188,7 +188,7 @@ class Body(msgspec.Struct, eq=False):
             raise self.refusal from None
 
     def _patience(self) -> float:
-        """Seconds that the next message may take, so that neither it nor the whole takes too long."""
+        """Seconds that the next message may take, so that neither it nor the whole upload takes too long."""
         if self.is_free or self.complete:
             return math.inf
         longest, now = self._limits.body_timeout, anyio.current_time()
@@ -211,15 +211,15 @@ class Body(msgspec.Struct, eq=False):
     async def _look(self, ahead: Ahead) -> None:
         while not (self.complete or self.disconnected):
             if self.size > WATCHED_BYTES:
-                # A client that has left is told behind all that it sent: without a further look its
-                # place in the queue would be a phantom's for as long as requests may wait.
+                # The server reports that a client has left only behind all that it sent: without looking
+                # on, a phantom would keep its place in the queue for as long as requests may wait.
                 await anyio.sleep(LOOK_SECONDS)
                 if not self._buffer.has_room(WATCHED_BYTES, self._client()):
                     continue
             self._keep(await ahead.call())
             self.count()
         if self.complete and self.disconnected is None and not self._repeats:
-            # Nothing but a disconnect can follow. A receive that repeats the body, as some
+            # Only a disconnect can follow. A receive that repeats the body, as some
             # middlewares leave it behind, would never suspend: it is asked once.
             self._keep(await ahead.call())
             self._repeats = self.disconnected is None
@@ -233,7 +233,7 @@ class Body(msgspec.Struct, eq=False):
 
     @property
     def is_whole(self) -> bool:
-        """Whether ``content`` is a message's own bytes, and no copy."""
+        """Whether ``content`` is a message's own bytes, not a copy."""
         return self._messages is not None and len(self._messages) == 1
 
     def content(self) -> bytes:
@@ -264,7 +264,7 @@ class Body(msgspec.Struct, eq=False):
         return client[0] if client else None
 
     def hand_over(self) -> None:
-        """It waits no more: what is buffered is the app's now, and not counted any longer."""
+        """The wait is over: what is buffered belongs to the app now and is no longer counted."""
         if self.counted:
             self._buffer.give(self.counted, self._client())
             self.counted = 0
@@ -295,7 +295,7 @@ class Body(msgspec.Struct, eq=False):
 
 
 def _joined(messages: Sequence[Message]) -> bytes:
-    """Their bytes in one piece. Grown by each: one call that copies it all would hold up other threads."""
+    """Their bytes in one piece, appended one by one: a single large copy would hold up other threads."""
     whole = io.BytesIO()
     for message in messages:
         whole.write(message.get("body", b""))

@@ -23,13 +23,13 @@ from gpu_admission.types import Estimate
 
 
 class AsksForNothing(Exception):
-    """A request without a body, on a path that is read by no dialect: it needs no lease."""
+    """A request without a body, on a path that no dialect reads: it needs no lease."""
 
 
 def ask(rule: Rule, info: RequestInfo) -> Estimate | Awaitable[object]:
     """What the estimator of ``rule`` says of ``info``, or the awaitable that it returns.
 
-    Raises what the estimator raises, ``TypeError`` or ``ValueError`` for what is no size.
+    Raises what the estimator raises, and ``TypeError`` or ``ValueError`` if its answer is no size.
     """
     estimator = rule.estimator
     if estimator is None:
@@ -49,7 +49,7 @@ def is_async(rule: Rule) -> bool:
 
 
 def read_ahead(info: RequestInfo) -> None:
-    """Read the workload here; an estimator that asks for it meets its errors again."""
+    """Read the workload here; an estimator that asks for it later gets the same errors."""
     with contextlib.suppress(Exception):
         _ = info.workload
 
@@ -78,7 +78,7 @@ async def heard(
     gone: Callable[[], Awaitable[None]],
     closed: Callable[[], Awaitable[None]],
 ) -> object:
-    """What ``work`` returns. It is cancelled when nobody would hear its result any more.
+    """What ``work`` returns. It is cancelled once nobody needs its result any more.
 
     Raises ``TimeoutError`` after ``seconds``, ``ClientLeft`` after ``gone`` has returned, and
     ``Rejected`` where ``closed`` does.

@@ -19,21 +19,21 @@ HEADER = b"x-gpu-admission-max-tokens"
 
 
 def clamped_body(info: RequestInfo, factor: float) -> tuple[int, bytes] | None:
-    """The limit that ``factor`` leaves of what is asked, and the body with it; ``None``: nothing changes."""
+    """The limit after applying ``factor``, and the body with that limit; ``None``: nothing changes."""
     try:
         asked = info.workload.new_tokens
         limit = max(1, int(asked * factor))
         shorter = info.dialect.clamp(info.body, limit) if limit < asked else info.body
     except UnreadableBody:
         return None
-    except Exception as error:  # a dialect of the user's: as with an estimator, no request is lost by it
+    except Exception as error:  # a user's own dialect failed: that must not lose the request
         log_failure(f"clamping failed on {info.dialect_name}", error, "the request stays as it is")
         return None
     return None if shorter == info.body else (limit, shorter)
 
 
 def clamp(scope: Scope, body: Body, info: RequestInfo, limit: int, shorter: bytes) -> int:
-    """Let the app, and ``info``, have ``shorter`` for the body; returns its ``limit``."""
+    """Make ``shorter`` the body that the app, and ``info``, see; returns its ``limit``."""
     body.replace(shorter)
     length = b"%d" % len(shorter)
     scope["headers"] = [

@@ -11,7 +11,7 @@ from gpu_admission.types import Scope
 logger = logging.getLogger("gpu_admission")
 _DEADLINES = (b"x-request-deadline", b"x-stainless-read-timeout")
 _LONGEST = 10_000_000
-"""More is no number of seconds to wait, but a point in time."""
+"""A larger number is not taken for seconds to wait, but for a point in time."""
 
 
 def of_the_body(scope: Scope) -> tuple[int | None, Sequence[str]]:
@@ -27,7 +27,7 @@ def of_the_body(scope: Scope) -> tuple[int | None, Sequence[str]]:
 
 
 def has_no_body(scope: Scope) -> bool:
-    """Whether the headers alone say that no body comes (RFC 9112 6.3); where they don't, it shows later."""
+    """Whether the headers alone say that no body follows (RFC 9112 6.3); if not, that shows later."""
     named = dict(scope.get("headers", ()))
     length = named.get(b"content-length")
     if length is not None:
@@ -42,7 +42,7 @@ def _encodings(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
 
 
 def deadline(scope: Scope) -> float | None:
-    """Seconds from now that the client will wait, by its own headers; what is no such number is ignored."""
+    """Seconds that the client's headers say it will wait; a value that is no such number is ignored."""
     waits = [_seconds(name, value) for name, value in scope.get("headers", ()) if name in _DEADLINES]
     shortest = min(waits, default=math.inf)
     return None if shortest == math.inf else shortest

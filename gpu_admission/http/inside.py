@@ -1,7 +1,7 @@
-"""A request that is made under another's lease: what it needs of that, held while it runs.
+"""A request made under another's lease: its part of that lease is held while it runs.
 
-Owns the way in and out of such a request. It never waits, and is never refused for what others
-hold before it is known to need more than the lease around it has.
+Owns the way in and out of such a request. It never waits, and it is never refused for what others
+hold unless it is known to need more than the lease around it has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_admission.types import ASGIApp, Receive, Scope, Send
 
 
 async def block_for(intake: Intake) -> Block | None:
-    """What the request needs of the lease around it, which grows where it is smaller.
+    """The part of the lease around it that the request needs; that lease grows if it is too small.
 
     ``None``: that lease was given for this very request. Raises as ``Intake.lease`` does.
     """

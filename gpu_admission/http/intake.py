@@ -58,7 +58,7 @@ class Intake(msgspec.Struct, eq=False):
     """The token limit that was set in the body for a hot device."""
     _copies: Copies | None = None
     _arrived: float | None = None
-    """When it first had to wait for its estimate: the wait in the queue is the shorter by that."""
+    """When it first had to wait for its estimate: that wait counts towards its time in the queue."""
 
     @property
     def info(self) -> RequestInfo:
@@ -76,8 +76,8 @@ class Intake(msgspec.Struct, eq=False):
     async def lease(self, *, may_clamp: bool = False) -> Lease:
         """Wait for the lease. Raises ``Rejected`` (counted and complete) or ``ClientLeft``.
 
-        Of a request that the rule lets be empty ``AsksForNothing``, too.
-        ``may_clamp``: the app will read the body from us, so that it may be rewritten.
+        Also raises ``AsksForNothing`` for an empty request, if the rule allows that.
+        ``may_clamp``: the app will read the body from us, so it may be rewritten.
         """
         admission, rule, loop = self.admission, self.rule, self.body.loop
         if admission.events.needs_request_id:
@@ -85,13 +85,13 @@ class Intake(msgspec.Struct, eq=False):
         if admission.mode == "off":
             return await self._unread()
         try:
-            # What starts at a fixed size was let in: only where it does not, it is asked why.
+            # A fixed size that starts at once has been let in: only otherwise look for the reason.
             estimated = None if admission.picks_lanes else rule.fixed
             if estimated is None and not admission.entrance.is_open(loop):
                 await self._check_open()
             declared, packed = of_the_body(self.scope)
             if (declared or self._read_size) > admission.settings.max_body_bytes:
-                await self._check_open()  # one that is closed says so first
+                await self._check_open()  # a closed admission says so first
                 raise self._too_large(declared)
             if estimated is None:
                 estimated = self._picked() or await self.estimate(packed, may_clamp=may_clamp)
@@ -111,7 +111,7 @@ class Intake(msgspec.Struct, eq=False):
                 self.body.hand_over()
 
     async def _without(self, error: BaseException) -> Lease:
-        """``error`` has come in place of a lease: it is raised, where ``shadow`` gives none all the same."""
+        """``error`` came in place of a lease: raise it, unless ``shadow`` mode gives a lease all the same."""
         if isinstance(error, (Rejected, ClientLeft)):
             if self.admission.mode == "shadow":
                 return await self._unread()
@@ -119,7 +119,7 @@ class Intake(msgspec.Struct, eq=False):
         if isinstance(error, AsksForNothing):
             self.body.is_free = True
             raise error
-        if self.body.lease is not None:  # a meter's ``SystemExit``, or an interrupt while it began
+        if self.body.lease is not None:  # a ``SystemExit`` from a meter, or an interrupt, as it began
             self.body.lease.release()
         self.body.close()
         raise error
@@ -147,7 +147,7 @@ class Intake(msgspec.Struct, eq=False):
         )
 
     def _lost(self, error: Exception) -> Exception:
-        """Close the body and count the end; what is raised, which a server's own failure comes before."""
+        """Close the body and count the end. Returns what to raise: a failure of the server's goes first."""
         cause = self.body.failure or error
         if isinstance(cause, Rejected):
             self.refuse(cause)
@@ -173,7 +173,7 @@ class Intake(msgspec.Struct, eq=False):
     # what it takes
 
     def _picked(self) -> Estimate | None:
-        """A fixed size, the lane chosen; ``None`` where the body has to be read for either."""
+        """The size, if it is fixed, with the lane chosen; ``None`` if the body has to be read for either."""
         fixed = self.rule.fixed
         if fixed is None or self.admission.pickers_read:
             return None
@@ -183,7 +183,8 @@ class Intake(msgspec.Struct, eq=False):
     async def estimate(self, packed: Sequence[str] = (), *, may_clamp: bool = False) -> Estimate:
         """What is charged; lane and flow are chosen on the way.
 
-        A failed estimator is logged, and charged ``fallback`` or all. Raises ``Rejected`` or ``ClientLeft``.
+        If the estimator fails, that is logged and ``fallback``, or the whole capacity, is charged. Raises
+        ``Rejected`` or ``ClientLeft``.
         """
         body, info = self.body, self._info or self.info
         try:
@@ -212,18 +213,18 @@ class Intake(msgspec.Struct, eq=False):
                 self._copies.forget()
 
     def _copying(self, packed: Sequence[str]) -> Callable[[], bytes]:
-        """What makes the body of ``info`` where that is a copy.
+        """A function that makes the body of ``info`` again, where that is a copy.
 
-        It does not hold this object: that would be a cycle, and keep the body until a collection.
+        It holds no reference to this object: such a cycle would keep the body until a collection.
         """
         self._copies = copies = Copies(self.admission.buffer)
         limit = self.admission.settings.max_body_bytes
         return functools.partial(_copy, self.body, packed, limit, copies)
 
     async def _decide(self, packed: Sequence[str]) -> Estimate | Awaitable[object]:
-        """Ask the estimator and the pickers, here or, of a large body, in a thread: all in one turn.
+        """Ask the estimator and the pickers, all in one turn: here, or in a thread if the body is large.
 
-        In two turns the copies of the first would wait, however many there are, for the second.
+        With two turns, copies made in the first would be held, however many, until the second.
         """
         size = self.body.size
         if packed and size:
@@ -231,7 +232,7 @@ class Intake(msgspec.Struct, eq=False):
                 await self.admission.share.enter(UNPACKED_HERE)
                 if is_short(self.body.content(), packed, self.admission.buffer):
                     return self._decided()
-            size = self.admission.settings.max_body_bytes  # which it may unpack to
+            size = self.admission.settings.max_body_bytes  # the limit on what it may unpack to
         elif not is_large(size, self.info.dialect):
             await self.admission.share.enter(size)
             return self._decided()
@@ -271,7 +272,7 @@ class Intake(msgspec.Struct, eq=False):
             ) from None
 
     async def _awaited(self, work: Awaitable[object]) -> object:
-        """What an async estimator says, as long as somebody is there to hear it."""
+        """What an async estimator says, for as long as somebody waits for it."""
         entrance = self.admission.entrance
         closed = entrance.closed if entrance.held() is None else anyio.sleep_forever  # what runs may end
         return await heard(work, seconds=self._seconds_left(), gone=self.body.watch, closed=closed)
@@ -284,7 +285,7 @@ class Intake(msgspec.Struct, eq=False):
             self.clamped_to = clamp(self.scope, self.body, self.info, *found)
 
     async def _unreadable(self, error: UnreadableBody, packed: Sequence[str]) -> Estimate:
-        """Not less than ``fallback``, nor than the body says to an app that ignores its encoding."""
+        """At least ``fallback``, and at least what the body asks of an app that ignores its encoding."""
         fallback = self.admission.settings.fallback
         if fallback is None:
             if self.rule.may_be_empty and self.body.complete and not self.body.size:
@@ -315,7 +316,7 @@ class Intake(msgspec.Struct, eq=False):
         return longest if limit is None else min(limit, longest)
 
     def _seconds_left(self) -> float:
-        """Of its wait, which began when it first had to wait for its estimate."""
+        """The rest of its waiting time, which began when it first had to wait for its estimate."""
         if self.admission.mode != "enforce":
             return math.inf
         now = anyio.current_time()
@@ -348,7 +349,7 @@ def intake_of(
     info: RequestInfo | None = None,
     read_size: int = 0,
 ) -> Intake:
-    """``read_size``: bytes of the body that were read before; ``info``: where it is gone with that."""
+    """``read_size``: bytes of the body that were read before; ``info``: for a body that is gone by now."""
     body = Body(receive, admission.buffer, admission.settings, scope, admission.mode != "enforce")
     return Intake(admission, rule, scope, body, info, info is not None, read_size)
 
@@ -359,7 +360,7 @@ def _copy(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> byte
     if body.is_whole:
         content = body.content()
     else:
-        spare = body.size // 8  # what it is grown by, ahead of its bytes
+        spare = body.size // 8  # by how much it is grown ahead of its bytes
         copies.take(body.size + spare)
         content = body.content()
         copies.take(-spare)

@@ -20,8 +20,8 @@ logger = logging.getLogger("gpu_admission")
 def started_with(admission: Admission, send: Send) -> Send:
     """``send``, and before the app's ``startup.complete`` goes out, the start of ``admission``.
 
-    What can't be served stops the startup under ``strict=True``: the server is told why, and the
-    app's own lifespan is ended by the same ``ValueError``, raised where it reported for duty.
+    Under ``strict=True``, settings that can't be served stop the startup: the server is told why, and
+    the app's own lifespan is ended by the same ``ValueError``, raised where it reported its startup.
     """
     if not admission.monitor.is_needed and admission.locked.is_joined and admission.kept is None:
         admission.startup.start()
@@ -39,7 +39,7 @@ class _Starting:
 
     async def __call__(self, message: Message) -> None:
         if self._failed:
-            return  # what the app reports of being ended: the server has heard the reason
+            return  # the app's own report of being ended: the server has already heard the reason
         if message["type"] == "lifespan.startup.complete":
             await self._begin()
         elif message["type"].startswith("lifespan.shutdown"):

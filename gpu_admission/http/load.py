@@ -14,9 +14,9 @@ _NAME = HEADER.encode()
 
 
 def reported(load: LoadReport, send: Send) -> Send:
-    """``send``, with the ORCA report added to the answer's headers, in place of one that the app gives.
+    """``send``, with the ORCA report in the answer's headers, in place of one that the app gives.
 
-    A balancer takes none where there are two.
+    A balancer that finds two reports uses neither.
     """
 
     def send_message(message: Message) -> Awaitable[None]:

@@ -1,8 +1,8 @@
 """A response on its way out: the ``send`` that the app gets.
 
-Owns what is known of a response that has begun, when it is whole, how long a client may take over
-a part of it, and that what the server starts while it sends is no part of the request. What takes
-the place of a failed one is in ``rescue``; refusals are rendered in ``respond``.
+Owns what is known of a response that has begun, when it is whole, how long a client may take to
+receive a part of it, and that what the server starts while it sends is no part of the request. What
+replaces a failed response is in ``rescue``; refusals are rendered in ``respond``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Response(msgspec.Struct, eq=False):
     _body: Body
     _send: Send
     is_whole: bool = False
-    """Nothing is left to be sent."""
+    """The response is whole: nothing is left to be sent."""
     start: Message | None = None
     kept: list[Message] | None = None
     _trailers: bool = False
@@ -72,11 +72,11 @@ class Response(msgspec.Struct, eq=False):
 
     @property
     def refusal(self) -> Rejected | None:
-        """What the client has to be answered in place of the app's response, which has not begun."""
+        """What to answer in place of the app's response, which has not begun."""
         return self._body.refusal if self.start is None else None
 
     def failed(self, error: Exception) -> None:
-        """The app has raised ``error``: its lease ends, with the outcome that follows."""
+        """The app has raised ``error``: end its lease with the outcome that follows from it."""
         cause = "send_timeout" if self._is_stalled else self.refusal and self.refusal.reason
         if cause:
             # The client's own doing: it says nothing of the device.
@@ -130,7 +130,7 @@ class Response(msgspec.Struct, eq=False):
             step_in(inside)
 
     async def returned(self) -> None:
-        """The app has returned without a whole response: as when its client has left, that means nothing.
+        """The app has returned without a whole response: as when a client leaves, nothing is learned from it.
 
         Raises the refusal that the app has swallowed, where it has answered nothing.
         """

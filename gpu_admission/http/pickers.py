@@ -14,7 +14,7 @@ from gpu_admission.runtime.failure import log_failure
 
 
 def lane_of(admission: Admission, route: str, info: RequestInfo) -> int:
-    """The lane that the picker names; where what the client sent makes it fail, the last one."""
+    """The lane that the picker names; the last one, where what the client sent makes it fail."""
     picker = admission.settings.lane
     if picker is None:
         return 0
@@ -23,7 +23,7 @@ def lane_of(admission: Admission, route: str, info: RequestInfo) -> int:
     except UnreadableBody:
         return last_lane(admission)
     except Rejected:
-        raise  # its body unpacks to too much
+        raise  # its body is too large when unpacked
     except Exception as error:
         log_failure(f"lane failed on {route}", error, "the last lane is taken")
         return last_lane(admission)
@@ -31,7 +31,7 @@ def lane_of(admission: Admission, route: str, info: RequestInfo) -> int:
 
 
 def flow_of(admission: Admission, route: str, info: RequestInfo) -> Any:
-    """The key that the picker names; what can't be one, ``None`` too, is as none."""
+    """The key that the picker names; one that can't be a key counts as ``None``, no flow."""
     picker = admission.settings.flow
     if picker is None:
         return None

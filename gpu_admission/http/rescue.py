@@ -1,6 +1,6 @@
 """What takes the place of a response whose app ran out of memory, or was refused the rest of its body.
 
-The app's exception stays as it is: what is sent here is sent before it goes on, or in its place.
+The app's exception stays as it is: answers here are sent before it propagates, or in its place.
 What is known of the response so far is in ``outgoing``.
 """
 
@@ -20,7 +20,7 @@ _MESSAGE = "the device ran out of memory"
 
 
 async def rescue(error: Exception, response: Response, intake: Intake, scope: Scope) -> bool:
-    """The app has raised ``error``: whether its client was answered in place of it."""
+    """Whether the client was answered in place of the app, which has raised ``error``."""
     admission = intake.admission
     settings = admission.settings
     if response.refusal is not None:
@@ -53,7 +53,7 @@ async def _replace(rejected: Rejected, response: Response, intake: Intake, scope
 
 
 def _last_event(response: Response, intake: Intake) -> bytes:
-    """The dialect's error event, where it is one of the stream that was cut short; else empty."""
+    """The dialect's error event, if it fits the stream that was cut short; else empty."""
     assert response.start is not None
     headers = dict(response.start.get("headers", ()))
     if response.is_whole or b"content-encoding" in headers:

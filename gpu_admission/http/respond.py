@@ -48,7 +48,7 @@ def _render(on_reject: Any, info: RequestInfo, rejected: Rejected) -> ASGIApp:
 
 
 def _with_headers(response: Response, headers: Mapping[str, str]) -> ASGIApp:
-    """``response`` with those of ``headers`` that it lacks. It is not changed: it may be sent often."""
+    """``response`` with those of ``headers`` that it lacks: a copy, since it may be sent many times."""
     wanted = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,7 +1,7 @@
 """An app run under a lease: entered, run, rescued where that was asked for, and always ended.
 
-The one place where a request's lease ends, whichever door it came through. How a lease was
-come by is ``intake``'s business, what passes on its way out ``outgoing``'s.
+The one place where a request's lease ends, whichever door it came through. How a lease is obtained
+is in ``intake``, and what happens to a response on its way out in ``outgoing``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Se
 
 
 def end(lease: Lease, body: Body, scope: Scope) -> None:
-    """End ``lease``, unless it has ended by an error before; nothing of the request is left behind."""
+    """End ``lease``, unless an error has already ended it; nothing of the request is left behind."""
     lease.finish(None)
     leave(lease, scope)
     if body.ahead is not None:

@@ -18,7 +18,7 @@ from gpu_admission.errors import Rejected, TooLarge, UnreadableBody
 from gpu_admission.sizes import format_bytes
 
 UNPACKED_HERE = 16 * 1024
-"""A short body that unpacks to at most this much is read like one that was never packed."""
+"""A short body that unpacks to at most this much is read as if it had never been packed."""
 _STEP = 256 * 1024
 _DEEPEST = 3
 
@@ -44,7 +44,7 @@ def _bounded(encoding: str, body: bytes, limit: int, copies: Copies) -> bytes:
     unpacked, size, spare = io.BytesIO(), 0, 0  # it grows in place: a join would double its bytes
     for piece in _readable(encoding, pieces):
         give_way()
-        copies.take(len(piece) + len(piece) // 8)  # what it is grown by, ahead of its bytes
+        copies.take(len(piece) + len(piece) // 8)  # by how much it is grown ahead of its bytes
         spare += len(piece) // 8
         size += len(piece)
         unpacked.write(piece)
@@ -92,8 +92,8 @@ def _deflate(body: bytes) -> Iterator[bytes]:
 def _inflate(stream: Any, body: bytes, at: int) -> Generator[bytes, None, int]:
     """The stream that begins at ``at``, in pieces; returns where it ends.
 
-    It is fed in slices that grow: what a slice leaves over is copied, and a body of many
-    tiny members must not copy a large one for each.
+    It is fed in slices that grow: what is left over of a slice is copied, and a body of many tiny
+    members must not cost a large copy for each.
     """
     size = 1024
     while not stream.eof:
@@ -141,7 +141,7 @@ def _zstd(body: bytes) -> Iterator[bytes]:
 
 
 def _zstd_frame_end(zstandard: Any, body: bytes, start: int) -> int:
-    """Where a frame ends (RFC 8878 3.1.1): its reader does not say when one is cut short."""
+    """Where a frame ends (RFC 8878 3.1.1): the decoder does not say when a frame is cut short."""
     end: int = start + zstandard.frame_header_size(body[start : start + 18])
     last = 0
     while not last:
@@ -164,7 +164,7 @@ def _package(name: str, encoding: str) -> Any:
 
 
 def is_short(content: bytes, packed: Sequence[str], buffer: BufferedBytes) -> bool:
-    """Whether it unpacks to so little that the event loop may wait for it, or does not unpack at all."""
+    """Whether it unpacks to so little that the event loop can afford it, or can't be unpacked at all."""
     try:
         with Copies(buffer) as copies:
             unpack(content, packed, UNPACKED_HERE, copies)

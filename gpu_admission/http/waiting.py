@@ -1,7 +1,7 @@
-"""A streaming client kept alive while its request waits: the event stream begun early, with comments.
+"""Keeps a streaming client alive while its request waits: the event stream begins early, with comments.
 
-Owns what is sent before the decision, and how what follows is fitted into a stream that has begun:
-the app's own stream, another answer of it, or a refusal. Nothing here decides or measures.
+Owns what is sent before the decision, and how what follows fits into a stream that has begun: the
+app's own stream, some other answer from the app, or a refusal. Nothing here decides or measures.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from gpu_admission.types import ASGIApp, Message, Scope, Send
 
 logger = logging.getLogger("gpu_admission")
 FIRST_SECONDS = 3.0
-"""A request that waits no longer is answered as without this setting, status and headers included."""
+"""Requests that wait no longer than this are answered as usual, status and headers included."""
 EVERY_SECONDS = 10.0
 MOST_COUNTED = 1000
-"""Where more wait, a comment names no place: to find one takes a look at each."""
+"""With more than this waiting, comments name no place in the queue: finding one takes a look at each."""
 SEND_SECONDS = 5.0
-"""A client that takes no comment for so long has left: it must not hold up what waits for its wait to end."""
+"""A client that accepts no comment for this many seconds has left: nothing else may wait for it."""
 LONGEST_ANSWER = 64 * 1024
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -45,11 +45,11 @@ class WhileWaiting:
     """The ``send`` of one request under ``while_waiting="sse"``."""
 
     has_begun = False
-    """The response has: what comes next is a part of its stream."""
+    """The response has begun: what comes next is part of its stream."""
     _ticket: Ticket | None = None
     _start: Message | None = None
     _answer: bytes | None = None
-    """Of an app that answers with something else than an event stream, as far as it has come."""
+    """The answer so far of an app that answers with something other than an event stream."""
     _ended = False
 
     def __init__(self, intake: Intake, send: Send) -> None:
@@ -75,7 +75,7 @@ class WhileWaiting:
         while not self._is_streaming():
             if self._intake.body.complete:
                 return
-            await anyio.sleep(FIRST_SECONDS)  # what it asks for is still on its way
+            await anyio.sleep(FIRST_SECONDS)  # its body is still on the way
         try:
             await self._say({"type": "http.response.start", "status": 200, "headers": self._headers()})
             while True:
@@ -106,7 +106,7 @@ class WhileWaiting:
         return bool(known is not None and known.stream)
 
     def _read(self) -> Any:
-        """What a short body asks for that no estimator has read."""
+        """What a short body asks for, where no estimator has read it."""
         body, info = self._intake.body, self._intake.info
         if not body.complete or body.size > SMALL_BYTES or of_the_body(self._intake.scope)[1]:
             return None
@@ -135,7 +135,7 @@ class WhileWaiting:
         await self._end(self._error(rejected.detail, rejected.reason))
 
     async def failed(self) -> None:
-        """The app has raised before it answered: its client must not take the end for a whole stream."""
+        """The app has raised before it answered: the client must not mistake the end for a whole stream."""
         if self._start is None and not self._ended:
             with contextlib.suppress(Exception):
                 await self._end(self._error("the server failed", "internal_error"))

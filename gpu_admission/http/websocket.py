@@ -1,7 +1,7 @@
 """A WebSocket under a lease: asked for before it is accepted, held to its end, or refused.
 
 Owns what differs from a request: there is no body to read, and other messages say the same
-things. How its lease is come by is ``intake``'s business.
+things. How its lease is obtained is in ``intake``.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def _run(app: ASGIApp, lease: Lease, body: Body, scope: Scope, send: Send)
 
 
 def _without_body(estimator: Estimator | None) -> Estimator | None:
-    """``estimator``, for what has no body: where it needs one it fails, and costs as much as that does."""
+    """``estimator``, for a request without a body: if it needs one, it fails and is charged as a failure."""
     if estimator is None or hasattr(estimator, "fixed"):
         return estimator
 
@@ -82,7 +82,7 @@ def _without_body(estimator: Estimator | None) -> Estimator | None:
 
 
 async def _receive(receive: Receive) -> Message:
-    """The next message, a disconnect under the name that a ``Body`` knows."""
+    """The next message; a disconnect gets the name that ``Body`` knows."""
     message = await receive()
     if message["type"] == "websocket.disconnect":
         return {"type": "http.disconnect", "websocket": message}
@@ -105,10 +105,10 @@ def _released_at_close(lease: Lease, send: Send) -> Send:
 
 
 async def _refuse(rejected: Rejected, intake: Intake, scope: Scope, send: Send) -> None:
-    """Answer the handshake as a request is answered; without that extension, accept and close at once.
+    """Answer the handshake like a request; where the server has no such extension, accept and close at once.
 
-    A server without it answers 403 to a close before the accept: the client could not know that it
-    may come again.
+    Such a server turns a close before the accept into a 403, from which the client could not know
+    that it may come again.
     """
     if "websocket.http.response" not in (scope.get("extensions") or {}):
         reason = rejected.detail.encode()[:_LONGEST_REASON].decode(errors="ignore")
