@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpu_admission.runtime import clock, statefile
@@ -37,10 +37,10 @@ class Kept:
     def _restore(self) -> None:
         try:
             saved = statefile.read(self._path)
-            for name, state in ({} if saved is None else saved).items():
+            for name, state in _states(saved):
                 if name in self._learners:
                     self._learners[name].restore(state)
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"state: {os.fspath(self._path)} can't be read: {error}") from None
 
     def __call__(self, event: Event) -> None:
@@ -55,3 +55,12 @@ class Kept:
                 statefile.write(self._path, {name: each.to_dict() for name, each in self._learners.items()})
             except OSError as error:
                 logger.error("state: %s can't be written: %s", os.fspath(self._path), error)
+
+
+def _states(saved: object) -> Iterable[tuple[str, Any]]:
+    """What is kept of each estimator. Raises ``ValueError`` for another's file, which must stay as it is."""
+    if saved is None:
+        return ()
+    if not isinstance(saved, Mapping) or not all(isinstance(state, Mapping) for state in saved.values()):
+        raise ValueError("it is not what an admission has kept, and is not written over")
+    return saved.items()

@@ -20,7 +20,7 @@ import msgspec
 
 from gpu_admission.estimators.company import Company
 from gpu_admission.estimators.envelope import Envelope
-from gpu_admission.estimators.numbers import FEATURES, Row, asked_of, name_of, row_of
+from gpu_admission.estimators.numbers import FEATURES, Row, asked_of, name_of, path_of, row_of
 from gpu_admission.estimators.taken import ALONE, Followed
 from gpu_admission.estimators.terms import clamp
 from gpu_admission.request import RequestInfo
@@ -78,8 +78,9 @@ class Measured:
     5 %; less the part that all who run together were seen to take but once, for which the charges of a
     full device leave room. One that has more of something than any before runs alone again, or beside
     others by a generous guess while another does. After an out-of-memory the evidence of every route
-    counts for nothing. Alone runs that come to nothing (a path or model that the app does not know) come
-    less and less often, so that no client can keep the device to itself.
+    counts for nothing. Alone runs that come to nothing (a path or model that the app does not know, or one
+    more than the 64 that are remembered) come less and less often, so that no client can keep the device
+    to itself. Of the half that was quiet longest the one of which least was seen is forgotten.
 
     ``waits``: whether a request may wait for another to be measured; if not it is charged a quarter.
     """
@@ -230,7 +231,7 @@ class Measured:
             self._take_in()
             seen: dict[str, int] = {}
             for name, known in self._routes.items():
-                path = name.split()[0][:80]
+                path = path_of(name)[:80]
                 seen[path] = min(ENOUGH, max(seen.get(path, 0), known.good))
             return [Progress(path, good, ENOUGH) for path, good in seen.items()]
 
@@ -279,7 +280,8 @@ class Measured:
             claims.begin(told.route, now)
             return
         if told.was_alone:
-            self._new.end(told.route, fruitful=told.outcome == "ok")
+            has_room = len(self._routes) < _MOST_ROUTES
+            self._new.end(told.route, fruitful=told.outcome == "ok" and has_room)
             if known is not None:
                 known.claims.end(told.route, fruitful=told.outcome == "ok")
         if told.outcome != "ok" or told.features is None:
@@ -289,7 +291,8 @@ class Measured:
         known = self._routes.pop(told.route, None) or _Route()
         self._routes[told.route] = known
         if len(self._routes) > _MOST_ROUTES:
-            del self._routes[next(iter(self._routes))]
+            quiet = islice(self._routes, _MOST_ROUTES // 2)
+            del self._routes[min(quiet, key=lambda name: self._routes[name].good)]
         known.learn(told)
 
 

@@ -26,6 +26,11 @@ def name_of(path: str, *others: str | None) -> str:
     return " ".join(name[:_LONGEST_NAME] for name in (path, *others) if name)
 
 
+def path_of(route: str) -> str:
+    """The beginning of what ``name_of`` gave, which may be empty."""
+    return route.partition(" ")[0]
+
+
 def asked_of(info: RequestInfo) -> Workload:
     """What the body asks; nothing, where it can't be read and no API says that it could."""
     try:
@@ -53,5 +58,5 @@ def row_of(workload: Workload, asked: Workload, size: int, route: str) -> Row:
         float(seen + made),
         float(workload.audio_seconds),
         float(workload.tensor_bytes),
-        0.0 if reads_path(route.split()[0]) else float(size),
+        0.0 if reads_path(path_of(route)) else float(size),
     )

@@ -221,7 +221,12 @@ class Settings:
 
         if self.model is None and self.mode != "off":
             check(self.capacity, self.devices)
-        made = auto(model=self.model, waits=self.mode == "enforce")
+        try:
+            made = auto(model=self.model, waits=self.mode == "enforce")
+        except (OSError, ValueError) as error:
+            raise ValueError(f"model: {error}") from None
+        except TypeError as error:
+            raise TypeError(f"model: {error}") from None
         if not isinstance(given, Mapping):
             return made
         return {path: made if each == "auto" else each for path, each in given.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -294,6 +295,38 @@ async def test_models_that_clients_make_up_do_not_push_out_what_is_known() -> No
     assert charge(gate) < 1.2 * cost(USUAL)
 
 
+@pytest.mark.parametrize("varies", ["model", "path"])
+async def test_names_that_an_app_takes_whatever_they_are_can_not_keep_the_device_or_push_out_what_is_known(
+    varies: str,
+) -> None:
+    world = World()
+    gate = gate_of(world)
+    await learned(gate, world)
+    alone = 0
+    for i in range(200):
+        path, content = (PATH, body(model=f"any-{i}")) if varies == "model" else (f"/any/{i}", body())
+        async with anyio.create_task_group() as group:
+            group.start_soon(call, gate, scope_of(path), content)
+            await settle()
+            alone += gate.admission.in_use == CAPACITY
+            world.finish()
+    assert alone <= 80
+    assert charge(gate) < 1.2 * cost(USUAL)
+
+
+@pytest.mark.parametrize("path", ["", " ", " x", "*"])
+async def test_a_path_that_is_blank_is_a_route_as_others_are(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World()
+    gate = gate_of(world)
+    for _ in range(3):
+        await served(gate, world, body(), path=path)
+    assert gate.admission.report().learning
+    assert gate.admission.in_use == 0
+    assert not caplog.records
+
+
 async def test_a_request_that_is_refused_while_it_waits_to_be_measured_holds_up_none() -> None:
     world = World()
     gate = gate_of(world, timeout=0)
@@ -384,6 +417,14 @@ class TestSettings:
         assert estimator.estimate(Workload(prompt_tokens=100, new_tokens=100)).bytes > MIB
         with pytest.raises(ValueError, match="model is for estimator='auto'"):
             Admission(capacity="20GiB", model=config, estimator=5)
+        wrongs: list[Any] = [tmp_path / "nothing.json", {}, 5]
+        for wrong in wrongs:
+            with (
+                warnings.catch_warnings(action="ignore"),
+                pytest.raises(Exception, match=r"model:") as raised,
+            ):
+                Admission(capacity="20GiB", model=wrong)
+            assert raised.type in (ValueError, TypeError)
 
 
 QWEN = {
@@ -410,6 +451,24 @@ class TestState:
         again = gate_of(World(), state=file)
         assert charge(again) == before
         assert again.admission.report().learning == (f"learned {PATH}",)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            json.dumps(QWEN),
+            '{"version": 2, "routes": {}}',
+            "[]",
+            "[" * 100_000,
+            '{"estimator": {"version": 2, "routes": {}, "measured": {"/": '
+            '{"fit": {"rows": [], "top": [0, 0, 0, 0, 0, 0, 0]}, "good": 1e999, "runs": 0}}}}',
+        ],
+    )
+    def test_a_file_that_is_anothers_is_named_and_not_written_over(self, tmp_path: Path, text: str) -> None:
+        file = tmp_path / "config.json"
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"^state: .*config\.json can't be read"):
+            gate_of(World(), state=file)
+        assert file.read_text() == text
 
     async def test_it_is_written_when_the_server_stops(self, tmp_path: Path) -> None:
         file = tmp_path / "learned.json"
