@@ -106,6 +106,8 @@ class Learned:
             capacity if capacity is None or callable(capacity) else parse_bytes(capacity, name="capacity")
         )
         self._measured: Measured | None = inner if isinstance(inner, Measured) else None
+        self.waits = self._measured is not None and self._measured.waits
+        """As ``inner``: whether a request may wait in here until another has been measured."""
         self.margin = margin
         self.clip = clip
         self.doubt = doubt

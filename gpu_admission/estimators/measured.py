@@ -88,7 +88,8 @@ class Measured:
     needs_body = True
 
     def __init__(self, *, waits: bool = True) -> None:
-        self._waits = waits
+        self.waits = waits
+        """Whether what it returns may take as long as another request runs."""
         self._capacity: Callable[[], int] = lambda: 0
         self._routes: dict[str, _Route] = {}
         self._new = _Claims()
@@ -143,7 +144,7 @@ class Measured:
         if known is None:
             if self._new.may(route, now):
                 return _alone(capacity, capacity, "nothing is known of its route")
-            if self._waits and self._new.is_running(route):
+            if self.waits and self._new.is_running(route):
                 return None
             return Estimate(max(1, capacity // 4), parts={"guess": max(1, capacity // 4)})
         reach = known.fit.reach(asked)
@@ -151,7 +152,7 @@ class Measured:
         larger = self._larger_waits(route, reach, known)
         if (reach > _BEYOND or known.needs_run) and not larger and known.claims.may(route, now):
             return _alone(min(clamp(size), capacity), capacity, "a size that has not been measured")
-        is_early = self._waits and known.good < ENOUGH
+        is_early = self.waits and known.good < ENOUGH
         if is_early and reach > _BEYOND and (larger or known.claims.is_running(route)):
             return None
         if reach > 1 and not known.claims.skips:
@@ -186,7 +187,7 @@ class Measured:
     def joins(self, request: Followed, meter: Any) -> Followed:
         """``request``, which runs from now on, in the company of others."""
         parts = request.estimate.parts
-        if self._waits and hasattr(meter, "resume"):
+        if self.waits and hasattr(meter, "resume"):
             alone = math.nan if ALONE in parts else parts.get("measured", math.nan)
             self.company.joins(id(request), alone, meter)
         return request

@@ -301,6 +301,8 @@ class Intake(msgspec.Struct, eq=False):
         charged = max(1, self.admission.settings.fallback or self.admission.largest)
         if self.body.failure is not None:  # the app hears of it when it reads
             return Estimate(charged, notes=("the body could not be received",))
+        if isinstance(error, TimeoutError) and getattr(self.rule.estimator, "waits", False):
+            return Estimate(charged, notes=("what it takes was not measured in time",))
         what = f"the estimator of {self.rule.route} failed"
         if self.rule.estimator is None:
             what = f"no pattern of the estimator mapping matches {self.rule.route}: the estimate failed"

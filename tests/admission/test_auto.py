@@ -327,7 +327,9 @@ async def test_a_path_that_is_blank_is_a_route_as_others_are(
     assert not caplog.records
 
 
-async def test_a_request_that_is_refused_while_it_waits_to_be_measured_holds_up_none() -> None:
+async def test_a_request_that_is_refused_while_it_waits_to_be_measured_holds_up_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = World()
     gate = gate_of(world, timeout=0)
     async with anyio.create_task_group() as group:
@@ -335,9 +337,12 @@ async def test_a_request_that_is_refused_while_it_waits_to_be_measured_holds_up_
         await settle()
         refused = await call(gate, scope_of("/v1/completions"), body())
         assert refused[0]["status"] == 429
+        same = await call(gate, scope_of(PATH), body())
+        assert same[0]["status"] == 429
         world.finish()
     await served(gate, world, body())
     assert world.out_of_memory == 0
+    assert not caplog.records
 
 
 async def test_how_far_it_has_learned_is_reported() -> None:
