@@ -78,9 +78,8 @@ def _wait_for(loop: asyncio.AbstractEventLoop, ask: Callable[[], Coroutine[Any, 
             return future.result(LOOK_SECONDS)
         except TimeoutError:
             if future.done():
-                raise
-            if not loop.is_running():
-                future.cancel()
+                return future.result()  # just now, or its own TimeoutError
+            if not loop.is_running() and future.cancel():
                 raise RuntimeError("the event loop has ended while a thread waited for it") from None
 
 

@@ -41,7 +41,8 @@ def is_cancelled() -> bool:
 
     A ``CancelledError`` may also come out of something it awaits that others have cancelled.
     """
-    task = asyncio.current_task()
+    loop = running_asyncio()
+    task = None if loop is None else asyncio.current_task(loop)
     return task is not None and task.cancelling() > 0
 
 

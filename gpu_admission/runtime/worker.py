@@ -8,24 +8,29 @@ process from ending.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 
 from gpu_admission.runtime.loop import call_soon, running_loop
 
 T = TypeVar("T")
+Calls: TypeAlias = "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]"
 
 
 class Worker:
-    """A thread called ``name``, from now until ``stop``."""
+    """A thread called ``name``, from now until ``stop``, or until nobody knows the worker any more."""
 
     def __init__(self, name: str) -> None:
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._calls: Calls = SimpleQueue()
+        self.stop = weakref.finalize(self, self._calls.put, None)
+        """End the thread when all that was submitted is done."""
+        self.stop.atexit = False
+        threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True).start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
         """Have ``call()`` done after those that were submitted before."""
@@ -33,15 +38,12 @@ class Worker:
         self._calls.put((future, call))
         return future
 
-    def stop(self) -> None:
-        """End the thread when all that was submitted is done."""
-        self._calls.put(None)
 
-    def _work(self) -> None:
-        while (job := self._calls.get()) is not None:
-            _do(*job)
-            # Kept until the next one came, it would hold its arguments' memory.
-            del job
+def _work(calls: Calls) -> None:
+    while (job := calls.get()) is not None:
+        _do(*job)
+        # Kept until the next one came, it would hold its arguments' memory.
+        del job
 
 
 def _do(future: Future[Any], call: Callable[[], Any]) -> None:

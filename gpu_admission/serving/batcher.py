@@ -175,12 +175,13 @@ class Batcher(Generic[Item, Result]):
 
     async def aclose(self) -> None:
         """Refuse new items, run those that wait, and return when the last batch has ended."""
+        if is_inside(self):
+            raise RuntimeError(f"the handler of {self.name!r} closed its own batcher, which waits for it")
         self._closed = True
-        if self._loop is None or self._loop is not running_loop():
-            return
-        self._wake()
-        while any(line.batches for line in self._lines.values()):
-            await self._rested.wait()
+        if self._loop is running_loop():
+            self._wake()
+            while any(line.batches for line in self._lines.values()):
+                await self._rested.wait()
         self._handle.close()
 
     async def __aenter__(self) -> Batcher[Item, Result]:
@@ -332,7 +333,7 @@ class Batcher(Generic[Item, Result]):
             paid = self._funding.pay(run.calls, run.size)
         async with paid as run.device:
             on_device(run.device)
-            return await self._handle([call.item for call in run.calls])
+            return await self._handle([call.item for call in run.calls], run.leases)
 
     def _outcome(self, error: Exception) -> Ending:
         if isinstance(error, Rejected):

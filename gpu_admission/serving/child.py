@@ -13,6 +13,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from gpu_admission.runtime.fork import in_child
+
 GRACE = 10.0
 """Seconds that a process gets to end by itself."""
 
@@ -31,6 +33,8 @@ class Child:
         # Spawned, never forked: the threads and the device context of the parent do not survive a fork.
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
+        for end in (self._pipe, theirs):
+            in_child(end.close)  # who is forked meanwhile would keep it open, and no end be noticed
         self._process = context.Process(target=serve, args=(theirs, function, start), name=name, daemon=True)
         self._is_killed = False
         self._process.start()
@@ -74,9 +78,10 @@ class Child:
 
     def _receive(self) -> Any:
         try:
-            is_error, value = self._pipe.recv()
-        except (EOFError, ConnectionResetError):
+            answer = self._pipe.recv_bytes()
+        except (EOFError, OSError):  # between two answers, or within one
             raise self._died() from None
+        is_error, value = pickle.loads(answer)
         if is_error:
             raise value
         return value

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from contextvars import copy_context
 from typing import Any, Protocol, TypeVar
 
 import anyio
 
+from gpu_admission.admission.context import current_lease
+from gpu_admission.admission.lease import Lease
 from gpu_admission.runtime.task import is_async, is_cancelled
 from gpu_admission.runtime.worker import Worker, settled
 
@@ -44,17 +45,25 @@ class Handler:
         self._limiter = limiter
         self._name = name
         self._idle: list[Worker] = []
-        self.close = weakref.finalize(self, _stop, self._idle)
-        """End the threads that run nothing; for one that nobody has closed, its end does it."""
-        self.close.atexit = False
         self._is_async = is_async(function)
 
-    async def __call__(self, items: list[Any]) -> Sequence[Any]:
+    def close(self) -> None:
+        """End the threads that run nothing. For a handler that nobody has closed, its end does it."""
+        while self._idle:
+            self._idle.pop().stop()
+
+    async def __call__(self, items: list[Any], leases: Iterable[Lease] = ()) -> Sequence[Any]:
         """One result for each of ``items``. Raises ``TypeError`` or ``ValueError`` for anything else.
 
-        Results are never shifted: where their number is wrong, no caller gets another's.
+        Results are never shifted: where their number is wrong, no caller gets another's. ``leases``
+        are held until a thread has really returned, even where the event loop has ended before it.
         """
-        results = await (self._on_loop(items) if self._is_async else self._in_thread(items))
+        try:
+            results = await self._results(items, leases)
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            raise RuntimeError("something that the handler awaited was cancelled") from error
         if isinstance(results, (Mapping, Set, str, bytes)) or not hasattr(results, "__getitem__"):
             kind = type(results).__name__
             raise TypeError(f"the handler must return a list, tuple or array of results, not {kind}")
@@ -62,39 +71,41 @@ class Handler:
             raise ValueError(f"the handler returned {len(results)} results for {len(items)} items")
         return [results[place] for place in range(len(items))]
 
-    async def _in_thread(self, items: list[Any]) -> Any:
+    async def _results(self, items: list[Any], leases: Iterable[Lease]) -> Any:
         async with _one_of(self._limiter):
-            worker = self._idle.pop() if self._idle else Worker(self._name)
-            call = functools.partial(copy_context().run, self._function, items)
-            try:
-                results = await _whole(worker.submit(call))
-            finally:
-                self._idle.append(worker)
+            if self._is_async:
+                return await self._function(items)
+            results = await self._in_thread(items, leases)
         return await results if inspect.isawaitable(results) else results
 
-    async def _on_loop(self, items: list[Any]) -> Any:
-        async with _one_of(self._limiter):
-            try:
-                return await self._function(items)
-            except asyncio.CancelledError as error:
-                if is_cancelled():
-                    raise
-                raise RuntimeError("something that the handler awaited was cancelled") from error
+    async def _in_thread(self, items: list[Any], leases: Iterable[Lease]) -> Any:
+        worker = self._idle.pop() if self._idle else Worker(self._name)
+        kept = _keep(*leases, current_lease())
+        call = functools.partial(copy_context().run, self._function, items)
+        try:
+            return await _whole(worker.submit(call), kept)
+        finally:
+            self._idle.append(worker)
 
 
-async def _whole(future: Future[Any]) -> Any:
-    """Its result; who is cancelled meanwhile waits for it too, for the thread works on."""
+def _keep(*leases: Lease | None) -> ExitStack:
+    """Handles of those that are open."""
+    kept = ExitStack()
+    for lease in filter(None, leases):
+        with suppress(RuntimeError):  # it has ended, perhaps just now and in another thread
+            kept.enter_context(lease.keep())
+    return kept
+
+
+async def _whole(future: Future[Any], kept: ExitStack) -> Any:
+    """Its result, and the end of ``kept``; who is cancelled meanwhile waits too, for the thread works on."""
+    future.add_done_callback(lambda _: kept.close())
     try:
         with anyio.CancelScope(shield=True):
             await settled(future)
         return future.result()
     finally:
         del future  # or its error would keep itself alive
-
-
-def _stop(idle: list[Worker]) -> None:
-    while idle:
-        idle.pop().stop()
 
 
 @asynccontextmanager

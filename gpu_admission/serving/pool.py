@@ -273,6 +273,7 @@ class Pool:
         with self._lock:
             if waiter.slot is not None:
                 self._offer(waiter.slot)
+                self._notify()
             elif waiter in self._waiters:
                 self._waiters.remove(waiter)
 

@@ -12,12 +12,14 @@ from gpu_admission.serving.packing import padded, padding_share
 class Run:
     """One call of the handler."""
 
-    __slots__ = ("at", "calls", "closed_by", "device", "outcome", "rows", "size")
+    __slots__ = ("at", "calls", "closed_by", "device", "leases", "outcome", "rows", "size")
 
     def __init__(self, calls: Sequence[Call], closed_by: ClosedBy, at: float) -> None:
         self.calls = calls
         self.closed_by = closed_by
         self.at = at
+        self.leases = {call.lease for call in calls if call.lease is not None}
+        """Of its callers."""
         self.rows = sum(call.rows for call in calls)
         self.size = padded(calls)
         self.device: str | None = None

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Drained(Protocol):
@@ -28,20 +28,37 @@ def drain_at_sigterm(admission: Drained) -> Iterator[None]:
         yield
         return
     servers_own = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL  # None: set by no Python code
-    signal.signal(signal.SIGTERM, _first(admission.drain, servers_own))
+    ours = _First(admission.drain, servers_own)
+    signal.signal(signal.SIGTERM, ours)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, servers_own)
+        ours.is_over = True
+        _take_back()
 
 
-def _first(call: Callable[[], None], then: object) -> Callable[[int, FrameType | None], None]:
-    def handle(number: int, frame: FrameType | None) -> None:
-        call()
-        if callable(then):
-            then(number, frame)
-        elif then is signal.SIG_DFL:
+class _First:
+    """A handler: ``call()`` while its app lives, and then what the signal did before."""
+
+    def __init__(self, call: Callable[[], None], then: Any) -> None:
+        self._call = call
+        self.then = then
+        self.is_over = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if not self.is_over:
+            self._call()
+        if callable(self.then):
+            self.then(number, frame)
+        elif self.then is signal.SIG_DFL:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
-    return handle
+
+def _take_back() -> None:
+    """Put back what the signal did before the apps that are over. Apps of one process end in any order."""
+    found: Any = signal.getsignal(signal.SIGTERM)
+    if isinstance(found, _First):
+        while isinstance(found, _First) and found.is_over:
+            found = found.then
+        signal.signal(signal.SIGTERM, found)

@@ -6,6 +6,7 @@ get it like any other.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 import threading
@@ -16,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import anyio
 import anyio.to_thread
 
-from gpu_admission.runtime.task import is_async
+from gpu_admission.runtime.task import is_async, is_cancelled
 from gpu_admission.serving.settings import check_seconds
 from gpu_admission.settings.checks import count
 from gpu_admission.types import Outcome
@@ -96,7 +97,9 @@ class Watchdog:
         try:
             with anyio.move_on_after(self._limit) as scope:
                 await self._call()
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             self._hung = 0
             logger.warning("watchdog: the probe failed with %s: %s", type(error).__name__, error)
             return _outcome(*self._admission.endings.classify(error))

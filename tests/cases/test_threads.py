@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
 
@@ -221,3 +222,36 @@ def _in_a_hand_made_thread(job: Job, handle_of: Callable[[Lease], Any]) -> ASGIA
         await asyncio.to_thread(work)
 
     return app
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_lease_that_is_granted_as_its_thread_looks_up_is_the_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The thread's wait ran out in the very moment in which the lease came."""
+
+    def submit(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Future[Any]:
+        future = asyncio_submit(coroutine, loop)
+        result = future.result
+
+        def late(timeout: float | None = None) -> Any:
+            if timeout is None:
+                return result()
+            result()
+            raise TimeoutError
+
+        future.result = late  # type: ignore[method-assign]
+        return future
+
+    asyncio_submit = asyncio.run_coroutine_threadsafe
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", submit)
+    admission = Admission(capacity=10, estimator=1)
+    async with admission.lease(1):
+        pass
+
+    def work() -> int:
+        with admission.lease(10):
+            return admission.snapshot().in_use
+
+    assert await anyio.to_thread.run_sync(work) == 10
+    assert admission.snapshot().in_use == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -163,3 +164,10 @@ async def test_wrong_settings_are_refused_by_name(
     await anyio.lowlevel.checkpoint()
     with pytest.raises(error, match=text):
         Watchdog(**{"probe": print, "admission": Admission(), **options})
+
+
+async def test_a_probe_whose_own_work_was_cancelled_has_failed_and_is_run_again() -> None:
+    async def probe() -> None:
+        raise asyncio.CancelledError
+
+    assert (await run(probe, Admission(enough=2)))[:2] == ["error", "error"]

@@ -768,3 +768,49 @@ async def test_the_thread_of_a_batcher_that_nobody_closes_ends_with_it() -> None
     gc.collect()
     await anyio.to_thread.run_sync(threads[0].join, 20)
     assert not threads[0].is_alive()
+
+
+def test_its_thread_ends_with_aclose_in_a_later_loop() -> None:
+    threads: list[threading.Thread] = []
+
+    def handler(items: list[int]) -> list[int]:
+        threads.append(threading.current_thread())
+        return items
+
+    batcher = Batcher(handler)
+    assert asyncio.run(batcher(1)) == 1
+    asyncio.run(batcher.aclose())
+    threads[0].join(20)
+    assert not threads[0].is_alive()
+
+
+async def test_a_handler_that_closes_its_own_batcher_is_refused_before_it_waits_for_itself() -> None:
+    async def handler(items: list[int]) -> list[int]:
+        await batcher.aclose()
+        return items
+
+    batcher = Batcher(handler, name="mine")
+    assert "closed its own batcher" in repr(await all_of(batcher, [1]))
+    await batcher.aclose()
+
+
+async def test_something_cancelled_inside_a_plain_handler_fails_its_batch_and_nobody_who_waits() -> None:
+    go_on = threading.Event()
+
+    def handler(items: list[int]) -> list[int]:
+        go_on.wait(20)
+        if items == [1]:
+            raise asyncio.CancelledError
+        return items
+
+    batcher = Batcher(handler, max_items=1)
+    first, second = lambda: batcher(1), lambda: batcher(2)
+
+    async def open_later() -> None:
+        await turns()
+        go_on.set()
+
+    failed, result, _ = await gather(first, second, open_later)
+    assert "something that the handler awaited was cancelled" in repr(failed)
+    assert result == 2
+    await batcher.aclose()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import anyio
@@ -331,3 +333,37 @@ async def test_running_out_of_memory_reaches_the_admissions_guards() -> None:
 
     assert await all_of(Batcher(handler, cost=10, admission=budget), range(2)) == [0, 1]
     assert kinds == ["oom", "ok", "ok"]
+
+
+@pytest.mark.parametrize(("held", "kept"), [(None, 30), (20, 30), (40, 40)])
+def test_a_thread_that_outlives_its_loop_keeps_its_batchs_bytes(held: int | None, kept: int) -> None:
+    go_on, threads = threading.Event(), list[threading.Thread]()
+    begun = threading.Event()
+    admission = Admission(capacity=100, estimator=1)
+
+    def handler(items: list[int]) -> list[int]:
+        threads.append(threading.current_thread())
+        begun.set()
+        go_on.wait(20)
+        return items
+
+    batcher = Batcher(handler, cost=30, admission=admission)
+
+    async def request() -> None:
+        if held is None:
+            await batcher(1)
+        else:
+            async with admission.lease(held):
+                await batcher(1)
+
+    async def main() -> asyncio.Task[None]:
+        task = asyncio.create_task(request())
+        await asyncio.to_thread(begun.wait, 20)
+        return task
+
+    assert asyncio.run(main()).cancelled()
+    assert admission.snapshot().in_use == kept
+    go_on.set()
+    asyncio.run(batcher.aclose())
+    threads[0].join(20)
+    assert admission.snapshot().in_use == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
 from gpu_admission import Admission, QueueFull, QueueTimeout, Unavailable, current_lease
@@ -522,3 +524,31 @@ def test_wrong_settings_are_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=text):
         Instances(**{"factory": Model, "n": 1, **options})
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_borrower_that_is_cancelled_as_its_turn_comes_does_not_keep_aclose_waiting() -> None:
+    models = Instances(Model, 1)
+
+    async def use() -> None:
+        async with models.borrow():
+            raise AssertionError
+
+    async with models.borrow():
+        waiting = asyncio.create_task(use())
+        await turns()
+    waiting.cancel()
+    with anyio.fail_after(20):
+        await models.aclose()
+
+
+async def test_the_threads_of_instances_that_nobody_closes_end_with_them() -> None:
+    async def used() -> threading.Thread:
+        models = Instances(Model, 1)
+        return await models.run(lambda model: threading.current_thread())
+
+    thread = await used()
+    await turns()
+    gc.collect()
+    await anyio.to_thread.run_sync(thread.join, 20)
+    assert not thread.is_alive()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import anyio
 import pytest
 
 from gpu_admission import Unavailable
-from gpu_admission.serving import ProcessDied, Processes
+from gpu_admission.serving import ProcessDied, Processes, child
 from tests.serving import work
 from tests.serving.test_batcher import gather
 from tests.serving.test_instances import until
@@ -93,3 +96,43 @@ def test_wrong_settings_are_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=text):
         Processes(**{"function": work.where, "n": 1, **options})
+
+
+async def test_a_process_that_dies_within_its_answer_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Processes(work.do, 1) as processes:
+        before: Any = await processes.run("where")
+        receive = Connection._recv  # type: ignore[attr-defined]
+
+        def read(handle: int, remaining: int) -> bytes:
+            if remaining > 10_000_000:  # no pipe takes all of it: the rest has not been sent yet
+                os.kill(before[0], signal.SIGKILL)
+            return os.read(handle, min(remaining, 1_000_000))
+
+        def torn(self: Any, size: int) -> Any:
+            return receive(self, size, read)
+
+        monkeypatch.setattr(Connection, "_recv", torn)
+        with pytest.raises(ProcessDied, match="exit code -9"):
+            await processes.run("large", 50_000_000)
+        monkeypatch.undo()
+        after: Any = await processes.run("where")
+        assert after[0] != before[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+async def test_a_forked_process_keeps_none_of_its_parents_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[BaseProcess] = []
+    async with Processes(work.where, 1) as processes:
+        pid, _, _ = await processes.run()
+        forked = os.fork()
+        if not forked:
+            signal.pause()
+        monkeypatch.setattr(BaseProcess, "kill", killed.append)
+        monkeypatch.setattr(child, "GRACE", 5.0)
+        try:
+            await processes.aclose()
+        finally:
+            os.kill(forked, signal.SIGKILL)
+            os.waitpid(forked, 0)  # noqa: ASYNC222
+    assert not killed, "it ended by itself"
+    assert not [process for process in multiprocessing.active_children() if process.pid == pid]

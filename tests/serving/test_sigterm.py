@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -82,3 +83,15 @@ def test_without_a_server_the_process_ends_as_ever() -> None:
     """
     ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert ended.returncode == -signal.SIGTERM
+
+
+def test_apps_of_one_process_may_end_in_any_order() -> None:
+    one, other, server = Told(), Told(), Told()
+    signal.signal(signal.SIGTERM, server.stop)
+    with ExitStack() as first:
+        first.enter_context(drain_at_sigterm(one))
+        with drain_at_sigterm(other):
+            first.close()
+            signal.raise_signal(signal.SIGTERM)
+            assert (one.heard, other.heard, server.heard) == ([], ["drain"], ["stop"])
+        assert signal.getsignal(signal.SIGTERM) == server.stop

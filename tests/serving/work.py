@@ -39,6 +39,10 @@ class Odd(Exception):
         super().__init__(f"odd {one} {two}")
 
 
+def large(size: int) -> bytes:
+    return bytes(size)
+
+
 def misbehave(kind: str) -> object:
     if kind == "value":
         raise ValueError("bad")
@@ -51,5 +55,5 @@ def misbehave(kind: str) -> object:
 
 def do(name: str, *args: object) -> object:
     """Any of the above."""
-    function = {"where": where, "die": die, "misbehave": misbehave}[name]
+    function = {"where": where, "die": die, "misbehave": misbehave, "large": large}[name]
     return function(*args)  # type: ignore[operator]
