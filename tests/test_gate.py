@@ -57,9 +57,10 @@ class Gate:
         path = {"ollama": "/api/generate", "llamacpp": "/completion"}.get(self.module.KIND, "/v1/completions")
         limit = {"max_tokens": tokens, "n_predict": tokens, "options": {"num_predict": tokens}}
         self.engine.go.clear()
+        asked = len(self.engine.paths())
         asking = threading.Thread(target=self._ask, args=(path, {"prompt": "", **limit, "stream": False}))
         asking.start()
-        until(lambda: self.admission.snapshot().running == 1)
+        until(lambda: len(self.engine.paths()) > asked)
         yield
         self.engine.go.set()
         asking.join(30)
@@ -199,7 +200,7 @@ def test_llama_cpps_own_paths_are_metered_and_its_slots_are_not() -> None:
         assert gate.admission.snapshot().counts["admitted"] == 1
         with gate.filled():
             assert http.post("/slots/0?action=erase").json() == {"n_erased": 1}
-        assert sorted(gate.engine.paths()) == ["/completion", "/completion", "/slots/0?action=erase"]
+        assert gate.engine.paths() == ["/completion", "/completion", "/slots/0?action=erase"]
 
 
 def test_the_ollama_client_chats_streams_and_steers() -> None:
