@@ -32,7 +32,7 @@ unit: $(VENV)/test
 	$(BIN)/coverage report --fail-under=99 --show-missing --include='*/budget/*,*/http/*'
 
 slow: $(VENV)/test
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow --numprocesses auto
 
 bench: $(VENV)/bench
 	$(BIN)/python -m tests.bench
