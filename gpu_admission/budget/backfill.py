@@ -118,9 +118,9 @@ class Order:
 
 
 def count_passed(ticket: Ticket, lanes: Sequence[LaneState], most: int) -> None:
-    """``ticket`` starts: count it for each head that it passes.
+    """``ticket`` starts: count it against each head that it passes.
 
-    Not counted: other lanes' starts while a head waits for its own lane's limit.
+    Starts in other lanes do not count while a head waits for its own lane's limit.
     """
     for index, lane in enumerate(lanes):
         head = lane.head

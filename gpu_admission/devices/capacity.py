@@ -26,14 +26,14 @@ CONFIRMED_BY = 2
 
 
 class Baseline(msgspec.Struct, frozen=True):
-    """What is on a device while nothing is leased: later readings are held against it. Bytes."""
+    """What is on a device while nothing is leased: later readings are compared with it. Bytes."""
 
     used: int
-    """By everyone."""
+    """In use by everyone."""
     resident: int | None = None
     """Ours that stays: weights, contexts, workspaces, without the allocator's reusable cache."""
     source: Literal["ours", "reserved"] | None = None
-    """The field of a reading that tells what is ours; ``None``: none does."""
+    """The field of a reading that says how much is ours; ``None``: none does."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -48,7 +48,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 def reusable_cache(reading: DeviceReading) -> int | None:
-    """Bytes that our allocator holds and can hand out again; ``None`` = not told."""
+    """Bytes that our allocator holds and can hand out again; ``None`` = not reported."""
     if reading.reserved is None or reading.allocated is None:
         return None
     return max(0, reading.reserved - reading.allocated)
@@ -91,7 +91,7 @@ def find_baseline(reading: DeviceReading, *, resident: int | None = None) -> Bas
 
 
 def own_bytes(reading: DeviceReading) -> tuple[int | None, Literal["ours", "reserved"] | None]:
-    """What is ours, and the field of ``reading`` that tells it."""
+    """How much is ours, and the field of ``reading`` that says so."""
     if reading.ours is not None:
         return reading.ours, "ours"
     if reading.reserved is not None:
@@ -100,11 +100,11 @@ def own_bytes(reading: DeviceReading) -> tuple[int | None, Literal["ours", "rese
 
 
 def room(reading: DeviceReading, baseline: Baseline, *, peak: int = 0) -> int | None:
-    """Bytes that all leases together may hold now; ``None`` when ``reading`` does not tell.
+    """Bytes that all leases together may hold now; ``None`` when ``reading`` does not say enough.
 
-    Where nothing tells which bytes are ours, up to ``peak`` (the most that leases ever held)
-    of the growth since the baseline is taken for ours, in use or cached: a lease is never
-    counted twice, and a foreign process shows once it has grown beyond that.
+    Where nothing says which bytes are ours, growth since the baseline counts as ours, in use or
+    cached, up to ``peak`` (the most that leases ever held): a lease is never counted twice, and a
+    foreign process shows once it has grown beyond that.
     """
     free = free_bytes(reading)
     if free is None or reading.total is None:
@@ -120,7 +120,7 @@ def room(reading: DeviceReading, baseline: Baseline, *, peak: int = 0) -> int | 
 
 
 def _within(reading: DeviceReading, space: int, resident: int) -> int:
-    """``space``, at most what this process's own limit leaves beside what it keeps."""
+    """``space``, but at most what this process's own limit leaves beside what it keeps."""
     if reading.allowance is not None:
         space = min(space, reading.allowance - resident)
     return max(0, space)

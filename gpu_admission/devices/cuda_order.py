@@ -114,7 +114,7 @@ def _find(entry: str, cards: Sequence[Card]) -> str | None:
 
 
 def find_identity(name: str, cards: Sequence[Card]) -> str | None:
-    """The UUID of the one card or slice that ``name`` means; ``None`` when none is, or several are.
+    """The UUID of the one card or slice that ``name`` means; ``None`` if it means none, or several.
 
     ``name`` is a UUID, the beginning of one, or a slice as drivers before 470 wrote it:
     ``MIG-GPU-<card>/<GPU instance>/<compute instance>``.
@@ -139,13 +139,13 @@ def identities(cards: Sequence[Card]) -> list[str]:
 
 
 def with_prefix(identity: str, known: Sequence[str]) -> str:
-    """The driver's own name of a UUID that CUDA or torch tell bare, without ``GPU-`` or ``MIG-``."""
+    """The driver's name for a UUID that CUDA or torch gives bare, without ``GPU-`` or ``MIG-``."""
     bare = identity.lower()
     return next((name for name in known if name.lower().endswith(bare)), f"GPU-{bare}")
 
 
 def ask_child(python: str | None = None) -> list[str]:
-    """UUIDs in CUDA's order, told by a child process that ends at once; no context is made.
+    """UUIDs in CUDA's order, from a short-lived child process; no context is made.
 
     Raises ``NotVisible`` when there is no answer.
     """

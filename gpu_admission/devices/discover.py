@@ -57,7 +57,7 @@ def _by_nvml(env: Mapping[str, str]) -> tuple[tuple[Device, ...], str]:
     try:
         ids = cuda_ids(cards, env)
     except NotVisible as error:
-        # Which is cuda:0 nobody knows, but each of them exists.
+        # Nobody knows which of them is cuda:0, but each of them exists.
         return tuple(NvmlDevice(card.uuid, env=env) for card in cards if card.uuid), str(error)
     value = env.get("CUDA_VISIBLE_DEVICES")
     why = "" if value is None else f" (CUDA_VISIBLE_DEVICES={value!r})"

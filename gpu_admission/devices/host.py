@@ -20,7 +20,7 @@ from gpu_admission.types import DeviceReading
 
 _TRIES = 5
 _STEADY = 1000
-"""Our memory has not changed when it differs by less than this part of the total."""
+"""Our memory counts as unchanged if it differs by less than this part of the total."""
 UNLIMITED = 2**60
 """Limits from here on mean none; version 1 writes the largest page-aligned 63-bit number."""
 
@@ -42,9 +42,9 @@ class HostMemory:
 
     ``total`` is the tightest limit and ``free`` what is left under the tightest of all;
     ``ours`` is what this process alone holds (anonymous and shared memory, no page cache). Where
-    it has a limit of its own on private memory (``ulimit -d``), that is its ``allowance``, and what
-    it has mapped counts, touched or not, as it does for the limit. Where there is no ``/proc``,
-    ``psutil`` is asked if it is installed.
+    it has a limit of its own on private memory (``ulimit -d``), that is its ``allowance``, and all that
+    it has mapped counts, touched or not, as it does for that limit. Where there is no ``/proc``,
+    ``psutil`` is used if it is installed.
     """
 
     def __init__(self, *, root: str | Path = "/", clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,9 +69,9 @@ class HostMemory:
         return self._within_own_limit(self._reading(total, free, ours))
 
     def _together(self) -> tuple[int, int, int]:
-        """Total, free and our bytes of one moment: what we take or give back in between is no one else's.
+        """Total, free and our bytes at one moment, so that what we take meanwhile is not blamed on others.
 
-        Where that goes on all the time, ours is the least of it, so that too little is given out.
+        If our own use keeps changing, the smaller figure is ours, so that rather too little is given out.
         """
         ours = self._resident()
         for _ in range(_TRIES):
@@ -85,7 +85,7 @@ class HostMemory:
         return total, free, min(before, ours)
 
     def _within_own_limit(self, reading: DeviceReading) -> DeviceReading:
-        """``reading`` in the bytes that the limit counts: mapped memory that may yet be touched is ours."""
+        """``reading`` in the bytes that the limit counts: mapped memory is ours even before it is touched."""
         limit = self._data_limit()
         if limit is None or reading.free is None or reading.ours is None or reading.total is None:
             return reading
@@ -103,7 +103,7 @@ class HostMemory:
         return int(found[1]) if found else None
 
     def _reading(self, total: int, free: int, ours: int) -> DeviceReading:
-        """What a process holds is in use: there is no allocator's cache to speak of."""
+        """All that a process holds is in use: no allocator's cache is known here."""
         return DeviceReading(
             total=total,
             used=total - free,
@@ -193,7 +193,7 @@ def _number(path: Path) -> int | None:
 
 
 def _working_set(folder: Path, files: _Files) -> int:
-    """Usage less the page cache that the kernel takes back first."""
+    """Usage without the page cache that the kernel takes back first."""
     usage = _number(folder / files.usage) or 0
     stat = (folder / "memory.stat").read_text(encoding="ascii")
     found = re.search(rf"^{files.cache} (\d+)$", stat, re.MULTILINE)

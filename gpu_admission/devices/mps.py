@@ -1,7 +1,7 @@
 """The memory limit that CUDA MPS sets on a client process, by the environment.
 
 NVIDIA's documentation: ``CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=1G,1=512M"``, devices numbered as this
-process's CUDA counts; sizes end in ``G`` or ``M``. The driver shows the whole card all the same.
+process's CUDA counts; sizes end in ``G`` or ``M``. The driver still shows the whole card.
 """
 
 from __future__ import annotations

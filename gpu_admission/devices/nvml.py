@@ -68,7 +68,7 @@ class NvmlDevice:
         self._forget()
 
     def _forget(self) -> None:
-        """Nothing that another process found is used in this one."""
+        """Forget what was found in the parent process."""
         self._pid = os.getpid()
         self._found: _Found | None = None
         self._retry_at = 0.0
@@ -77,7 +77,7 @@ class NvmlDevice:
 
     @property
     def name(self) -> str:
-        """The model and how it was asked for; only the latter before the first reading."""
+        """The model, and the device as it was asked for; only the latter before the first reading."""
         return f"{self._name} ({self._asked})" if self._name else self._asked
 
     @property
@@ -92,7 +92,7 @@ class NvmlDevice:
         return "" if index is None else f"cuda:{index}"
 
     def read(self) -> DeviceReading:
-        """A new reading; what the driver does not tell is ``None``, and ``error`` says why."""
+        """A new reading; what the driver does not report is ``None``, and ``error`` says why."""
         now = self._clock()
         if self._pid != os.getpid():
             self._forget()
@@ -202,7 +202,7 @@ class _Found:
             self._gone = (reason_of(error),)
 
     def _unified(self, host: Device) -> dict[str, Any]:
-        """The machine's memory. The driver counts what we have on the GPU apart from our other memory."""
+        """The machine's memory. The driver counts our GPU memory separately from our other memory."""
         reading = host.read()
         fields = {"total": reading.total, "free": reading.free, "used": reading.used}
         if reading.error is not None:
@@ -223,7 +223,7 @@ class _Found:
         return our_bytes(processes, total=total)
 
     def _temperature(self) -> float:
-        """Of the card, also for a slice; by the older call where the driver lacks the newer."""
+        """Temperature of the card, also for a slice; by the older call if the driver lacks the newer one."""
         nvml = self._nvml
         try:
             return float(nvml.nvmlDeviceGetTemperatureV(self._card, nvml.NVML_TEMPERATURE_GPU))

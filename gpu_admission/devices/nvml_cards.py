@@ -23,7 +23,7 @@ from gpu_admission.devices.cuda_order import (
 )
 
 WSL_DRIVER = Path("/dev/dxg")
-"""There where Windows' driver is behind a Linux guest."""
+"""Exists where Windows' driver is behind a Linux guest."""
 
 
 def list_cards(nvml: Any) -> list[Card]:
@@ -77,7 +77,7 @@ def name_of(nvml: Any, handle: Any) -> str:
 
 
 def _text(nvml: Any, ask: Callable[[], str | bytes]) -> str:
-    """Text or bytes by version; under WSL bytes that are no text."""
+    """Text, or bytes, depending on the version; under WSL these may not decode."""
     try:
         answer = ask()
     except UnicodeDecodeError as error:
@@ -89,9 +89,9 @@ def _text(nvml: Any, ask: Callable[[], str | bytes]) -> str:
 
 
 def cuda_ids(cards: Sequence[Card], env: Mapping[str, str]) -> list[str]:
-    """UUIDs of what CUDA shows this process, in its order. Raises ``NotVisible`` when nobody tells.
+    """UUIDs of what CUDA shows this process, in its order. Raises ``NotVisible`` when nobody knows.
 
-    A torch that runs here knows; but of slices it tells the card's UUID.
+    A torch that runs here knows, but for slices it gives the card's UUID.
     """
     bare = torch_devices.cuda_uuids() if all(card.slices is None for card in cards) else None
     if bare is None:

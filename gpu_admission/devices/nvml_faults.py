@@ -1,8 +1,8 @@
-"""What the driver tells of a card that is broken: uncorrected ECC errors, failed rows, Xids.
+"""What the driver reports of a broken card: uncorrected ECC errors, failed rows, Xids.
 
 Owns the choice of what is sticky. An Xid that the driver blames on one application is left
-out: when it is ours, the app's own exception says so; when it is another's, it is none of
-ours. Memory and temperature are in ``nvml``.
+out: if it is ours, the app's own exception says so; if it is another's, it does not concern
+us. Memory and temperature are in ``nvml``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ HARMLESS_XIDS = frozenset({63, 92})
 
 
 class FaultWatch:
-    """Faults of one card since this watch began. Everything unsupported is simply not told."""
+    """Faults of one card since this watch began. What the driver does not support is not reported."""
 
     def __init__(self, nvml: Any, card: Any) -> None:
         self._nvml = nvml
@@ -28,7 +28,7 @@ class FaultWatch:
         self._events = self._listen()
 
     def faults(self) -> tuple[str, ...]:
-        """One short text a fault, in a fixed order; stays once it was seen."""
+        """One short text for each fault, in a fixed order; a fault stays once it was seen."""
         self._collect_xids()
         found = [f"Xid {xid}" for xid in sorted(self._xids)]
         now = self._count_uncorrected()

@@ -1,7 +1,7 @@
 """How much of a card is ours: the driver's list of processes against our own process tree.
 
-Owns process ids and their namespaces. In a container the driver tells the machine's ids or
-none, so "not listed" is zero only where our ids are the machine's.
+Owns process ids and their namespaces. In a container the driver lists the machine's ids or
+none, so "not listed" means zero only where our ids are the machine's.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MOST_PIDS = 2**22
 def our_bytes(processes: Iterable[Any], *, total: int | None = None, root: Path = Path("/")) -> int | None:
     """Bytes of this process and its children; ``None`` where the driver does not tell.
 
-    A process that is listed with 0 bytes is one whose memory is not told: no context takes none. A
-    list that can't be true is none: a driver and a binding of other versions read it differently.
+    A process listed with 0 bytes is one whose memory is not reported: every context takes some. A list
+    that can't be true is ignored: driver and binding of different versions read it differently.
     """
     processes = list(processes)
     if any(_is_scrambled(process, total) for process in processes):

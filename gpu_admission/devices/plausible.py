@@ -1,4 +1,4 @@
-"""A reading without the figures that can't be true.
+"""Takes out of a reading the figures that can't be true.
 
 Drivers contradict themselves: a container's process list with 0 bytes for this process, more free
 memory than there is, a process struct of another version with scrambled sizes. A figure that
@@ -16,7 +16,7 @@ from gpu_admission.types import DeviceReading
 
 
 def plausible(reading: DeviceReading) -> DeviceReading:
-    """``reading`` as far as it can be believed; the same object where all of it can."""
+    """``reading`` without what can't be believed; the same object if all of it can."""
     changes, wrong = _memory(reading)
     ours = _not_ours(reading)
     if ours:

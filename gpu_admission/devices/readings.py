@@ -30,7 +30,7 @@ class Readings:
     A look that has not ended after ``limit`` seconds is a miss: the last good reading stays,
     with its age and an ``error``. ``leases(index) -> (capacity, held)`` is asked before and
     after each look and written into the reading. ``on_reading(index)`` is called after each
-    look, in the ticking thread. ``others(index)`` are bytes that leases of other processes take:
+    look, in the ticking thread. ``others(index)`` gives what leases of other processes take:
     they are added to what is ours. ``keep`` readings of each device are kept.
     """
 
@@ -148,7 +148,7 @@ class Readings:
         self._history[index] = (*history, stamped)[-self._keep :]
 
     def _doubt(self, index: int, why: str) -> None:
-        """Say once for each device that some of its figures are not believed."""
+        """Log once for each device that some of its figures are not believed."""
         if index not in self._doubted:
             self._doubted.add(index)
             logger.warning("%s: not all that it tells is believed: %s", self._devices[index].name, why)
@@ -171,7 +171,7 @@ class _Look:
         thread = threading.Thread(target=self._read, name=f"gpu-admission-{device.key}", daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no memory for its stack, or too many threads: the next may have some
+        except RuntimeError as error:  # no memory for its stack, or too many threads: the next may succeed
             self.reading = DeviceReading(error=f"{type(error).__name__}: {error}")
             self._done.set()
 
@@ -185,7 +185,7 @@ class _Look:
     def _read(self) -> None:
         try:
             self.reading = self._device.read()
-        except Exception as error:  # a device of the user's that breaks the promise
+        except Exception as error:  # a user's own device that breaks the promise
             self.reading = DeviceReading(error=f"{type(error).__name__}: {str(error)[:200]}")
         finally:
             self._done.set()

@@ -24,7 +24,7 @@ _KINDS = ("cuda", "xpu", "mps")
 
 
 class Unreadable(Exception):
-    """torch can't tell now; the text says why."""
+    """torch can't say now; the text says why."""
 
 
 class TorchDevice:
@@ -151,7 +151,7 @@ def _mps_reserved(backend: Any) -> int:
 
 
 def _mps_fields(torch: Any) -> Mapping[str, Any]:
-    """Metal recommends a working set to each process by itself: others are not part of it."""
+    """Metal recommends a working set to each process separately: other processes are not part of it."""
     total = int(torch.mps.recommended_max_memory())
     reserved = _mps_reserved(torch.mps)
     return {
@@ -189,7 +189,7 @@ def empty_cache() -> None:
 def on_device(device: Device) -> contextlib.AbstractContextManager[object]:
     """A context in which ``device`` is torch's current one, in the calling thread.
 
-    Does nothing for devices that are none of torch's (host memory, fixed, MPS).
+    Does nothing for devices that are not torch's (host memory, fixed, MPS).
     """
     kind, _, index = getattr(device, "torch_name", "").partition(":")
     if not index:

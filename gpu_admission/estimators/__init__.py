@@ -1,7 +1,7 @@
 """What a request takes on the device, in bytes: one estimator a file.
 
 Each is a callable of a ``RequestInfo``; each with a formula also has ``estimate(workload)``,
-pure, and ``explain(workload)``. What a request *asks* is read in ``workloads``.
+pure, and ``explain(workload)``. What a request *asks for* is read in ``workloads``.
 """
 
 from gpu_admission.estimators.constant import Constant

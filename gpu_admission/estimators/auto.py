@@ -1,7 +1,7 @@
-"""``estimator="auto"``: what is built where no estimator is given, and what its requests are measured by.
+"""``estimator="auto"``: the estimator that is built where none is given, and the meter it measures with.
 
-Owns the choice of a meter, and when there is none to choose. What is made of the measurements is
-``Measured``'s and ``Learned``'s.
+Owns the choice of a meter, and when there is none to choose. What follows from the measurements is in
+``Measured`` and ``Learned``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHOICES = (
 
 
 def auto(*, model: Any = None, waits: bool = True) -> Learned:
-    """What ``estimator="auto"`` is: a ``Learned`` on what was measured, or on the formula of ``model``.
+    """What ``estimator="auto"`` makes: a ``Learned`` over measurements, or over the formula of ``model``.
 
     ``waits`` as for ``Measured``. Raises as ``ModelConfig`` for a ``model`` that can't be read.
     """
@@ -43,7 +43,7 @@ def auto(*, model: Any = None, waits: bool = True) -> Learned:
 def check(capacity: object, devices: Sequence[Device]) -> None:
     """Raises ``ValueError`` where nothing could be measured.
 
-    That is: the capacity is given, no device is named, and no model is served in this process.
+    That is the case when the capacity is given, no device is named, and this process serves no model.
     """
     if not isinstance(capacity, int) or any(not isinstance(each, FixedDevice) for each in devices):
         return
@@ -56,9 +56,9 @@ def check(capacity: object, devices: Sequence[Device]) -> None:
 
 
 class AutoMeter:
-    """The peak by torch's own count where torch runs on a GPU here, else by what the device or process shows.
+    """The peak as torch counts it if torch runs on a GPU here, else as the device or the process shows it.
 
-    Chosen at the first ``start``. Raises ``RuntimeError`` where nothing is shown.
+    Chosen at the first ``start``. Raises ``RuntimeError`` where neither shows anything.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class AutoMeter:
         """Bytes in use when it was last started, while nothing else ran."""
 
     def watch(self, devices: Callable[[], Sequence[Device]]) -> None:
-        """Ask for the devices of the admission there."""
+        """Get the admission's devices from ``devices`` when they are needed."""
         self._devices = devices
 
     @property
@@ -84,7 +84,7 @@ class AutoMeter:
         return self.idle
 
     def resume(self) -> int:
-        """The same beside others that run; ``idle`` stays what it is."""
+        """The same while others run; ``idle`` stays what it is."""
         assert self._chosen is not None
         return self._chosen.start()
 

@@ -1,7 +1,8 @@
-"""What requests that run together have in common: seen when several run, since one alone can't show it.
+"""The memory that requests running together share: seen when several run, since one alone can't show it.
 
-Owns the estimate of that part: a batch's step, a workspace, what each takes when it is alone and all take
-once. It is the least that any moment has shown, so that one in which few were at their peak does no harm.
+Owns the estimate of that part: a batch's step, a workspace, whatever each takes when alone but all take
+only once. It is the least that any moment has shown, so a moment with few requests at their peak does no
+harm.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Protocol
 from gpu_admission.runtime import clock
 
 _FEW = 3
-"""Requests that have to run together, to show it."""
+"""How many requests have to run together to show it."""
 _ENOUGH = 20
-"""Moments before it is believed."""
+"""Moments needed before it is believed."""
 _MOST = 200
-"""Moments after which none is looked at any more."""
+"""Moments after which no more are looked at."""
 _BELIEVED = 0.8
 
 
@@ -29,7 +30,7 @@ class Look(Protocol):
         ...
 
     def resume(self) -> int:
-        """Look from now on, beside whatever runs."""
+        """Start looking, beside whatever runs."""
         ...
 
     def peak(self) -> int:
@@ -38,10 +39,10 @@ class Look(Protocol):
 
 
 class Company:
-    """Who runs now, and what they have in common. Not thread-safe: the ledger's turn is around each call."""
+    """Who runs now, and what they share. Not thread-safe: every call is made inside the ledger's turn."""
 
     def __init__(self, *, seconds: float = 0.05) -> None:
-        """``seconds`` that a moment has to last, so that whoever has just begun is at work."""
+        """``seconds``: how long a moment has to last, so that whoever has just begun is at work."""
         self._seconds = seconds
         self._running: dict[int, float] = {}
         self._since = 0.0
@@ -51,11 +52,11 @@ class Company:
 
     @property
     def shared(self) -> float:
-        """Bytes that all who run take once."""
+        """Bytes that all running requests take only once, together."""
         return _BELIEVED * max(0.0, self._least) if self._moments >= _ENOUGH else 0.0
 
     def joins(self, who: int, alone: float, meter: Look) -> None:
-        """One more runs, that would take ``alone`` bytes by itself; NaN where that is not known."""
+        """One more runs, which would take ``alone`` bytes by itself; NaN where that is not known."""
         self._look(meter, len(self._running) + 1)
         self._running[who] = alone
 
@@ -70,7 +71,7 @@ class Company:
         self._least, self._moments = math.inf, 0
 
     def _look(self, meter: Look, after: int) -> None:
-        """At the moment that ends now, in which always the same ran; ``after`` run in the next."""
+        """The moment that ends now, in which the same requests ran throughout; ``after`` run in the next."""
         now = clock.monotonic()
         lasted, self._since = now - self._since, now
         if self._is_looking and meter.idle is not None:

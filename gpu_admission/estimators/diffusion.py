@@ -1,4 +1,4 @@
-"""``Diffusion``: images and videos, whose stages run one after the other: the peak is a maximum.
+"""``Diffusion``: images and videos. Their stages run one after the other, so the peak is a maximum.
 
 Owns the stages (text encoder, VAE encoder, denoiser, VAE decoder) and what slicing, tiling,
 guidance and offloading do to them. Numbers of a family are values of ``DiffusionFamily``.
@@ -21,7 +21,7 @@ from gpu_admission.types import Estimate, Workload
 
 _MIB = 2**20
 _PIXEL = 3 * 4
-"""Bytes of a pixel of a finished frame."""
+"""Bytes per pixel of a finished frame."""
 
 
 class DiffusionFamily(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ _FAMILIES = {
 
 
 class Diffusion:
-    """Bytes that making a batch of images or videos adds: the most of its stages, which follow each other.
+    """Bytes that making a batch of images or videos adds: the largest of its stages, which run in turn.
 
     - ``family``: of images ``"sd15"``, ``"sdxl"``, ``"sd3"``, ``"flux"``, ``"qwen-image"``; of videos
       ``"wan-1.3b"``, ``"wan-14b"``, ``"hunyuan-video"``, ``"ltx-video"``, ``"cogvideox"``; or numbers
@@ -104,7 +104,7 @@ class Diffusion:
     - ``guidance``: whether the denoiser's batch is doubled; by default as the family does.
     - ``slicing``, ``tile``: the VAE takes one image at a time; or squares of ``tile`` pixels a side.
     - ``offload``: bytes of the weights of each component, ``{"text_encoder": "1GiB", "denoiser": …,
-      "vae": …}``, where they come to the device only for their stage. Left out: they stay there.
+      "vae": …}``, where they are on the device only for their stage. Left out: they stay there.
     """
 
     def __init__(

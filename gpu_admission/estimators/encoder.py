@@ -15,7 +15,7 @@ from gpu_admission.types import Estimate, Workload
 
 
 class Encoder:
-    """Bytes that one batch of rows (texts, or pairs of query and document) adds in one forward.
+    """Bytes that one batch of rows (texts, or pairs of query and document) adds in one forward pass.
 
     Make one with ``from_config``.
     """

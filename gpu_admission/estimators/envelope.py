@@ -12,20 +12,20 @@ from typing import Any
 
 _MOST_ROWS = 128
 _PER_OCTAVE = 8
-"""Features that differ by less than 9 % are much alike."""
+"""Requests whose features differ by less than 9 % count as alike."""
 _SWEEPS = 100
 _RIDGE = 1e-6
 Features = Sequence[float]
 
 
 class Envelope:
-    """Rows of features and the bytes that were taken with them; all features are 0 or more."""
+    """Rows of features, and the bytes that requests with them took; all features are 0 or more."""
 
     def __init__(self, width: int) -> None:
         self._width = width
         self._rows: dict[tuple[int, ...], tuple[tuple[float, ...], int]] = {}
         self.top: tuple[float, ...] = (0.0,) * width
-        """The most of each feature that was asked by any whose row there is."""
+        """The most of each feature that any request in the rows has asked for."""
         self._weights: list[float] = [0.0] * width
         self._lift = 0.0
 
@@ -33,9 +33,9 @@ class Envelope:
         return len(self._rows)
 
     def add(self, features: Features, taken: int, *, asked: Features = ()) -> None:
-        """A request with ``features`` took ``taken`` bytes; of requests much alike the most counts.
+        """A request with ``features`` took ``taken`` bytes; among requests alike, the most counts.
 
-        ``asked``: what it had asked, where it turned out to be less.
+        ``asked``: what it had asked for, if it used less.
         """
         self.top = tuple(map(max, self.top, asked or features))
         kind = tuple(int(_PER_OCTAVE * math.log2(1 + value)) for value in features)
@@ -54,11 +54,11 @@ class Envelope:
         self._fit()
 
     def bytes_for(self, features: Features) -> float:
-        """What a request with ``features`` takes: at least what any took that had no more of anything."""
+        """What a request with ``features`` takes: at least what any request with no more of anything took."""
         return self._lift + sum(w * x for w, x in zip(self._weights, features, strict=True))
 
     def reach(self, features: Features) -> float:
-        """How many times the most that was seen the largest of ``features`` is; at least 1."""
+        """By what factor ``features`` go beyond the most that was seen, at worst; at least 1."""
         return max((x / max(t, 1.0) for x, t in zip(features, self.top, strict=True)), default=1.0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Envelope:
         return numbers
 
     def _least(self) -> tuple[int, ...]:
-        """The row that another covers by most; the oldest where none is covered."""
+        """The row that another covers by the widest margin; the oldest if none is covered."""
 
         def spare(kind: tuple[int, ...]) -> float:
             features, taken = self._rows[kind]
@@ -102,7 +102,7 @@ class Envelope:
 
 
 def _nonnegative(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:
-    """Weights, none negative, of least squared error: coordinate descent, for features that may depend."""
+    """Non-negative weights of least squared error, by coordinate descent: features may be dependent."""
     size, count = range(len(rows[0])), len(rows)
     gram = [[sum(r[i] * r[j] for r in rows) / count + _RIDGE * (i == j) for j in size] for i in size]
     moment = [sum(r[i] * t for r, t in zip(rows, targets, strict=True)) / count for i in size]

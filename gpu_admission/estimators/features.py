@@ -1,7 +1,7 @@
 """Named numbers of a workload, and products of them: what ``Linear`` and ``Table`` read.
 
 Owns the names: the sizes of ``Workload``, a few that follow from them, and what a dialect
-put in ``Workload.features``; and which of them are said of each sequence and which of a whole
+put in ``Workload.features``; and which of them describe each sequence and which a whole
 request. No coefficient belongs here.
 """
 
@@ -39,7 +39,7 @@ _OF_ALL = frozenset(
         "largest_tensor_bytes",
     )
 )
-"""Said of all sequences together: more of these do not multiply it."""
+"""Features of all sequences together: more sequences do not multiply them."""
 
 
 def feature(name: str) -> Feature:
@@ -85,8 +85,8 @@ def rows_of(workload: Workload) -> int:
 
 
 def per_sequence(terms: Iterable[str]) -> frozenset[str]:
-    """Those of ``terms`` that every sequence costs anew: none where one of them names ``sequences``,
-    for then the terms say themselves what sequences cost; else all that are said of one sequence."""
+    """The ``terms`` that every sequence costs anew: none if one of them names ``sequences``, since the
+    terms then say themselves what sequences cost; otherwise all that describe a single sequence."""
     named = {term: factors(term) for term in terms}
     if any("sequences" in names for names in named.values()):
         return frozenset()

@@ -1,6 +1,6 @@
 """How far the fit of a ``Linear`` can be trusted: its errors, its reach, and rows that don't belong.
 
-Owns what is said of a fit. How one is solved is in ``leastsquares``, what it is used for in ``linear``.
+Owns the verdict on a fit. How a fit is solved is in ``leastsquares``, what it is used for in ``linear``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from gpu_admission.estimators.leastsquares import Row, fit_nonnegative, gram_of, inverse
 
 _AMPLIFIED = 30.0
-"""Above it an error of 1 % in the rows may move a term by a third of what it adds."""
+"""Above this, an error of 1 % in the rows may move a term by a third of what it adds."""
 _WILD = 10
 """Times the usual error of the other rows; and a tenth of the row's own size."""
 
@@ -34,7 +34,7 @@ class FitError(msgspec.Struct, frozen=True):
     smallest: int = 0
     """Bytes of the smallest row: nothing is charged less."""
     reach: Mapping[str, float] = {}
-    """The most of each feature in the rows: what is beyond was never seen."""
+    """The most of each feature in the rows: anything beyond was never seen."""
     notes: tuple[str, ...] = ()
     """What speaks against the fit: terms that can hardly be told apart, a row unlike the others."""
 
@@ -74,14 +74,14 @@ def _vague(fit: Fit) -> str:
 
 
 def _wild(fit: Fit) -> str:
-    """A row that the fit to all others misses by far more than it misses any of them."""
+    """A row that a fit to all other rows misses by far more than it misses any of those."""
     if len(fit.sizes) < len(fit.terms) + 3:
         return ""
     at = _most_unlike(fit)
     others = [i for i in range(len(fit.sizes)) if i != at]
     try:
         found = fit_nonnegative([fit.matrix[i] for i in others], [fit.sizes[i] for i in others])
-    except ValueError:  # no other row tells the terms apart
+    except ValueError:  # without this row, the terms can't be told apart
         return ""
     off = [float(size - _dot(row, found)) for row, size in zip(fit.matrix, fit.sizes, strict=True)]
     usual = math.sqrt(sum(off[i] ** 2 for i in others) / (len(others) - len(fit.terms) - 1 or 1))
@@ -94,7 +94,7 @@ def _wild(fit: Fit) -> str:
 
 
 def _most_unlike(fit: Fit) -> int:
-    """The row without which a plain fit to the others would be nearest to them."""
+    """The row whose removal lets a plain fit come nearest to the others."""
     inverted = inverse(gram_of(fit.matrix))
     columns = range(len(inverted))
     moment = [

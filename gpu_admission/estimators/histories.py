@@ -1,7 +1,7 @@
 """The histories of many routes, and of all of them together: whose is asked, and which is forgotten.
 
-Owns their number, and what is said of a route that has none yet. What one history concludes is its own
-business (``history``); what its shares are of is ``Learned``'s.
+Owns their number, and how a route without a history is judged. What one history concludes is in
+``history``; what its shares are shares of is up to ``Learned``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from gpu_admission.estimators.history import History
 
 ALL = "*"
-"""The history of all routes together: what a route without one of its own is judged by."""
+"""Key of the history of all routes together, by which a route without its own is judged."""
 
 
 class Histories:
@@ -46,7 +46,7 @@ class Histories:
             history.add(estimated, share)
 
     def of(self, route: str) -> list[History]:
-        """That of ``route``, which is now the latest, and that of all."""
+        """The history of ``route``, which becomes the most recent one, and that of all routes."""
         own = self._by_route.pop(route, None) or self._new()
         self._by_route[route] = own
         while len(self._by_route) > self._most + 1:
@@ -54,9 +54,9 @@ class Histories:
         return [own] if route == ALL else [own, self._by_route[ALL]]
 
     def size(self, route: str, estimated: int, *, caution: int, margin: float, most: float) -> float:
-        """What ``route`` is to be charged in place of ``estimated``: at most ``most`` times that.
+        """What to charge ``route`` in place of ``estimated``: at most ``most`` times that.
 
-        By what all took where it is not known itself, and then not less than ``estimated``.
+        A route that is not known is judged by all routes, and never charged less than ``estimated``.
         """
         own = self._by_route.get(route)
         history = own or self._by_route[ALL]

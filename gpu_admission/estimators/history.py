@@ -16,14 +16,14 @@ from typing import Any
 _PER_OCTAVE = 2
 _LARGEST = 62 * _PER_OCTAVE
 _ENOUGH = 100
-"""Shares of which a 99 % quantile says something; a size with fewer looks at its neighbours too."""
+"""Enough shares for a 99 % quantile to mean something; a size with fewer also looks at its neighbours."""
 _USUAL = 8
-"""Shares from which on one far above all of them is an outlier."""
+"""With this many shares, one far above all of them is an outlier."""
 _FAR = 2.0
 _NEWEST = 32
-"""Shares that count whatever the quantile says: it lags behind a rising need."""
+"""Latest shares that always count, whatever the quantile says: it lags behind a rising need."""
 _RUN = 64
-"""Shares in a row far below what is charged, after which what came before is another model's."""
+"""After this many shares in a row far below the charge, earlier ones are taken for another model's."""
 
 
 class History:
@@ -55,7 +55,7 @@ class History:
         self._changed()
 
     def forget(self, estimated: int) -> None:
-        """Drop the shares of this size: what comes next contradicts them."""
+        """Drop the shares of this size: new ones contradict them."""
         self._sizes.pop(size_class(estimated), None)
         self._latest.clear()
         self._changed()
@@ -67,7 +67,7 @@ class History:
         self._changed()
 
     def bytes_for(self, estimated: int, *, caution: int = 1) -> float:
-        """What a request estimated at ``estimated`` bytes is to be charged, margin apart.
+        """What to charge a request estimated at ``estimated`` bytes, without the margin.
 
         Never less than what smaller ones took. ``caution`` times as many shares are needed
         before it is less than ``estimated``. Needs at least one observation.
@@ -79,7 +79,7 @@ class History:
         return max(estimated * self._share(size, caution), smaller)
 
     def taken_by(self, estimated: int) -> float:
-        """What a request estimated at ``estimated`` bytes took, as few as were seen; 0 when none was."""
+        """What requests estimated at ``estimated`` bytes took, however few were seen; 0 if none was."""
         return estimated * self._near(size_class(estimated)) if self._sizes else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +109,7 @@ class History:
         self._steps = None
 
     def _share(self, size: int, caution: int) -> float:
-        """The quantile; below 1 as far as the evidence of the very size goes."""
+        """The quantile; below 1 only as far as the evidence for this very size allows."""
         share = self._near(size)
         if share >= 1:
             return share
@@ -136,12 +136,12 @@ class History:
         return near
 
     def _newest(self, size: int) -> list[float]:
-        """The last shares of this size, and while it has few of any."""
+        """The last shares of this size, and of any size while this one has few."""
         own = list(self._sizes[size].shares) if size in self._sizes else []
         return own[-_NEWEST:] if len(own) >= _ENOUGH else [*own[-_NEWEST:], *self._latest]
 
     def _quantile_of(self, ordered: list[float]) -> float:
-        """The order statistic that a further share exceeds with the chance left; of few, the largest."""
+        """The order statistic that the next share exceeds with the remaining chance; of few, the largest."""
         known = len(ordered)
         return ordered[min(known, math.ceil(self.quantile * (known + 1))) - 1] if known else 1.0
 
@@ -169,7 +169,7 @@ class _Window:
         self._low = 0
 
     def add(self, share: float) -> bool:
-        """Whether ``share`` counts: one far above all others waits until a second comes that is, too."""
+        """Whether ``share`` counts: one far above all others waits until a second such share comes."""
         far = len(self.shares) >= _USUAL and share > _FAR * self.ordered[-1]
         if not far:
             self.put(share)
@@ -198,7 +198,7 @@ class _Window:
 
 
 def size_class(size: int) -> int:
-    """Halves of a doubling: sizes of one class differ by less than 42 %."""
+    """Size classes of half a doubling each: sizes in one class differ by less than 42 %."""
     return min(_LARGEST, int(math.log2(max(1, size)) * _PER_OCTAVE))
 
 

@@ -13,8 +13,8 @@ from gpu_admission.types import Estimate, Workload
 class KServeTensors:
     """A multiple of the bytes of the input tensors, and a constant.
 
-    ``factor`` is for inputs, outputs and what is between them: measure it, for it is the model's
-    own. ``constant`` is what even an empty call takes: bytes, or text such as ``"64MiB"``.
+    ``factor`` covers inputs, outputs and everything in between: measure it, since every model has
+    its own. ``constant`` is what even an empty call takes: bytes, or text such as ``"64MiB"``.
     """
 
     def __init__(self, *, factor: float = 4.0, constant: int | str = 0) -> None:
@@ -28,7 +28,7 @@ class KServeTensors:
         return self.estimate(info.workload)
 
     def estimate(self, workload: Workload) -> Estimate:
-        """Bytes of a call whose tensors have ``tensor_bytes``."""
+        """Bytes of a call whose input tensors have ``tensor_bytes``."""
         tensors = -(-workload.tensor_bytes * self._scaled // 2**20)
         parts = {"constant": self.constant, f"{self.factor:g} x input tensors": tensors}
         return Estimate(clamp(self.constant + tensors), None, "device", parts)

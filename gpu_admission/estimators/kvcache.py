@@ -37,7 +37,7 @@ class CachePlan(msgspec.Struct, frozen=True, kw_only=True):
 
     terms: tuple[Term, ...]
     low: tuple[Term, ...] | None = None
-    """What an engine keeps that does less, where the engine decides."""
+    """What the thriftiest engine keeps, where that is up to the engine."""
     state: int = 0
     """1/256 bytes a sequence."""
     cross: int = 0
@@ -105,8 +105,8 @@ class KVCache:
         - ``state``: recurrent state of each sequence. ``cross``: keys and values of an encoder's
           output. ``indexer``: the index of sparse attention.
 
-        ``"full+state"`` adds them up. ``draft`` is the model that guesses ahead, which keeps a cache of its
-        own: its config, or how many layers it has (MTP, EAGLE). ``block`` rounds each row up to whole
+        ``"full+state"`` adds them up. ``draft`` is the draft model, which keeps a cache of its own: give
+        its config, or how many layers it has (MTP, EAGLE). ``block`` rounds each row up to whole
         pages, ``tp`` divides by tensor-parallel ranks, ``prompts="shared"`` is for engines that never pad
         and store a prompt once for all its choices.
 
@@ -224,7 +224,7 @@ def _cache_types(kv_dtype: DType | tuple[DType, DType]) -> tuple[str, str, bool]
 
 
 def _with_draft(model: ModelConfig, draft: int | ConfigSource) -> ModelConfig:
-    """``model`` with the layers of what guesses ahead of it: a model, or so many layers like its own."""
+    """``model`` with the layers of its draft added: a draft model, or so many layers like its own."""
     if isinstance(draft, bool) or (isinstance(draft, int) and draft < 0):
         raise ValueError(f"draft must be a number of layers or a config, got {draft!r}")
     if not isinstance(draft, int):
@@ -250,7 +250,7 @@ def _all_names(model: ModelConfig, mla: str) -> list[str]:
 
 
 def _more_than_some(model: ModelConfig) -> tuple[str, ...]:
-    """What is charged here that some engines do not keep."""
+    """What is charged here although some engines do not keep it."""
     notes = []
     if any(layer.attention and layer.attention.window for layer in model.layers):
         notes.append("windowed layers are charged whole; accounting='windowed+...' where they are cut")

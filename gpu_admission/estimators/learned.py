@@ -2,7 +2,7 @@
 
 Owns the loop: which observation belongs to which route, model and flow, how far an estimate may
 be moved, and that a wrong one can't refuse a request for ever. The statistics are in ``history``;
-what an answer says that it used is read in ``workloads.usage``.
+the usage that an answer reports is read in ``workloads.usage``.
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ class Learned:
     """``inner``, corrected by what requests of the same route, model, flow and size really took.
 
     A charge is the ``quantile`` of the last ``window`` shares (taken over estimated) of its size,
-    with ``margin`` on top, and where no share above 1 was ever seen it is never above ``inner``.
-    It rises with one observation, but a lone one far above all others waits for a second. It
-    falls below ``inner`` only for a size that was itself seen ``trust`` times, and from then on by
-    little, as far as a hundred shares allow. After an out-of-memory every charge is ``inner``'s
+    with ``margin`` on top; if no share above 1 was ever seen, it is never above ``inner``.
+    It rises after one observation, but a single one far above all others waits for a second. It
+    falls below ``inner`` only for a size that was itself seen ``trust`` times, and then only
+    slightly, as far as a hundred shares allow. After an out-of-memory every charge is ``inner``'s
     again at once, and twice as many observations are needed to believe less. A charge above
     ``inner`` is forgotten once 64 requests in a row took less than half of it.
 
     Feed it with ``observe``; the admission does so for every lease whose peak is recorded.
 
-    - ``usage``: learn from the answers that pass through ``GPUAdmission``: from the tokens that they
-      say they used (OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama, LM Studio; JSON and
-      streams). By the same policy, on new tokens and by how many were asked; ``inner``, which needs a
-      formula, makes bytes of what is expected. An answer that says nothing (a stream without
-      ``stream_options.include_usage``, a packed one) counts as all that was asked. Only
-      on paths of a known API, or with a ``dialect`` set: elsewhere an answer may be the model's own.
-    - ``tokens``: with ``"learned"`` a prompt is counted by what prompts of its route and model took,
-      by the same policy, and never above one token a byte. Needs ``usage``.
+    - ``usage``: learn from the token counts in the answers that pass through ``GPUAdmission``
+      (OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama, LM Studio; JSON and streams). The
+      policy is the same, applied to new tokens by how many were asked for; ``inner``, which needs a
+      formula, turns the expected tokens into bytes. An answer that reports nothing (a stream without
+      ``stream_options.include_usage``, a compressed one) counts as all that was asked for. Only
+      on paths of a known API, or with a ``dialect`` set: elsewhere the model may write the answer.
+    - ``tokens``: with ``"learned"``, a prompt is counted by what prompts of its route and model took,
+      under the same policy, and never above one token per byte. Needs ``usage``.
     - ``capacity``: bytes, or a function that gives them. An estimate above it is not the last
       word: now and then such a request is charged the whole capacity, so that it runs alone
       and is measured. Without ``capacity`` (the admission fills it in) there are no such runs.
-    - ``route``: names the route of a request, by default its path; ``flow`` whose it is, by
-      default everybody's. The model that the body names always counts.
-    - ``clip``: bounds of actual over estimated; what is outside is taken as the bound.
-    - ``doubt``: how many times the capacity an estimate may be to be worth a run alone.
-    - ``max_routes``: of routes, models and flows together; the one that was quiet longest is forgotten.
+    - ``route``: names the route of a request (by default its path); ``flow`` names its owner (by
+      default one for everybody). The model that the body names always counts.
+    - ``clip``: bounds for actual over estimated; a value outside counts as the nearest bound.
+    - ``doubt``: an estimate above this many times the capacity is not worth a run alone.
+    - ``max_routes``: limit on routes, models and flows together; the one quiet longest is forgotten.
     - ``meter``: measures a request that ran alone where the app does not; see ``PeakMeter``.
     """
 
@@ -100,7 +100,7 @@ class Learned:
         _check_reading(inner, usage, tokens)
         self.inner = inner
         self.usage = usage
-        """Whether it wants to hear what answers say that they used."""
+        """Whether it wants to hear the usage that answers report."""
         self.meter = meter
         self.capacity = (
             capacity if capacity is None or callable(capacity) else parse_bytes(capacity, name="capacity")
@@ -118,14 +118,14 @@ class Learned:
         self._turns = Turns(16 * max_routes)
         self._caution = 1
         self._lock = threading.Lock()
-        # The collector may end a lease while the lock is held, by the same thread: what an ending
-        # says is put here, without a lock, and taken in when the next charge is asked for.
+        # The collector may end a lease in the very thread that holds the lock: endings are noted
+        # here, without a lock, and taken in when the next charge is asked for.
         self._tell_others: Callable[[tuple[Any, ...]], object] | None = None
         self._told: deque[Taken | Counted | None] = deque(maxlen=_MOST_TOLD)
 
     @property
     def covers_calls_inside(self) -> bool:
-        """Whether what a request calls inside is part of what it was measured to take."""
+        """Whether a request's measured bytes include those of the requests that it makes inside."""
         return self._measured is not None
 
     @property
@@ -163,13 +163,13 @@ class Learned:
             return self._corrected(route, first)
 
     def explain(self, workload: Workload, *, route: str = ALL) -> str:
-        """The terms of ``inner`` and what is put on or taken off, as text."""
+        """The terms of ``inner``, and what was added or taken off, as text."""
         return render(f"Learned on {route}", self.estimate(workload, route=route))
 
     # what requests took
 
     def follow(self, info: RequestInfo, estimate: Estimate) -> Followed:
-        """What ``ended`` must be given of a request that was charged ``estimate`` and begins now."""
+        """The record to hand to ``ended`` for a request that was charged ``estimate`` and begins now."""
         route = self.route_of(info)
         if self._measured is not None:
             wanted = self._measured.wants(route, estimate)
@@ -182,8 +182,8 @@ class Learned:
     ) -> None:
         """``request`` ended as ``outcome``, of ``Outcome.kind``, and took ``peak`` bytes (``None``: unknown).
 
-        ``usage`` is what its answer said, and ``pieces`` how many messages it sent; ``None``: it was not
-        looked at. One that was cut short can only raise what is charged.
+        ``usage`` is what its answer reported, and ``pieces`` how many messages it sent; ``None``: it was
+        not looked at. An answer that was cut short can only raise what is charged.
         """
         if self._measured is not None:
             self._measured.leaves(request, self.meter)
@@ -201,24 +201,25 @@ class Learned:
     def observe(self, route: RequestInfo | str, estimate: Estimate | int, peak: int) -> None:
         """One request on ``route`` was charged ``estimate`` and took ``peak`` bytes of it.
 
-        ``peak`` is what the request added; one that failed or was cut short says nothing and is
-        not for here. Raises nothing: a peak below 1 is passed over. Takes no lock.
+        ``peak`` is what the request added; don't report one that failed or was cut short, which says
+        nothing. Raises nothing: a peak below 1 is ignored. Takes no lock.
         """
         self._tell(route, estimate, peak)
 
     def observe_workload(
         self, route: RequestInfo | str, estimate: Estimate | int, workload: Workload
     ) -> None:
-        """One request that was charged ``estimate`` really was ``workload``: as many tokens as it used.
+        """One request that was charged ``estimate`` turned out to be ``workload``, by the tokens it used.
 
-        It took what ``inner``, which needs a formula, says of that. Raises what ``inner`` raises.
+        It counts as the bytes that ``inner``, which needs a formula, gives for that. Raises what
+        ``inner`` raises.
         """
         self._tell(route, estimate, self._formula(workload).bytes)
 
     def ran_out(self) -> None:
         """Some request ran out of memory: believe nothing below ``inner`` until much more was seen.
 
-        Of all routes, for the one that failed need not be the one that took too much. Takes no lock.
+        For all routes, since the one that failed need not be the one that took too much. Takes no lock.
         """
         self._note(None)
         if self._measured is not None:
@@ -338,7 +339,7 @@ class Learned:
         return moved(first, capacity, ALONE, note)
 
     def _take_in(self) -> None:
-        """What endings have said since the last time. They may say more meanwhile."""
+        """Take in the endings noted since the last time. More may come meanwhile."""
         while self._told:
             told = self._told.popleft()
             if isinstance(told, Taken):
@@ -361,7 +362,7 @@ class Learned:
         self._turns.forget(route, first)
 
     def _fitted(self, route: str, first: Estimate, capacity: int) -> bool:
-        """Whether requests of this size did fit, alone, though too few to charge them less."""
+        """Whether requests of this size did fit, alone, but too few of them to charge less."""
         own = self._shares.get(route)
         return own is not None and 0 < own.taken_by(first.bytes) <= capacity
 

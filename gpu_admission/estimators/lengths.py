@@ -1,7 +1,7 @@
-"""How long prompts and answers really are: what is expected of what a request asks.
+"""How long prompts and answers really are: what to expect of the tokens that a request asks for.
 
-Owns the tokens, by the route that they were used on; bytes are the formula's. The statistics are
-``history``'s.
+Owns the tokens, by the route that they were used on; the formula turns them into bytes. The
+statistics are in ``history``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpu_admission.workloads.usage import really
 
 
 class Counted(NamedTuple):
-    """Tokens that a request asked and used; 0 of what is not known."""
+    """Tokens that a request asked for and used; 0 where not known."""
 
     route: str
     new_asked: int
@@ -28,14 +28,14 @@ class Counted(NamedTuple):
     prompt_asked: int = 0
     prompt: int = 0
     is_least: bool = False
-    """It was cut short: it would have used as many at least."""
+    """It was cut short: it would have used at least as many."""
 
 
 class Lengths:
-    """What requests of each route use of the tokens that they ask. Not thread-safe.
+    """How many of the tokens that they ask for the requests of each route use. Not thread-safe.
 
-    Answers are taken as they are counted. ``prompts``: whether what a prompt is counted follows what
-    prompts were, with ``margin`` on top and shares within ``clip``.
+    Answers count as reported. ``prompts``: whether the count of a prompt follows what earlier prompts
+    turned out to be, with ``margin`` on top and shares within ``clip``.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Lengths:
         self._counts_prompts = prompts
 
     def expected(self, route: str, asked: Workload, size: int, caution: int) -> Workload:
-        """``asked`` as it is expected to turn out; ``size`` of its body bounds the tokens of a prompt."""
+        """``asked`` as it is expected to turn out; the ``size`` of its body bounds the tokens of a prompt."""
         new, prompt = asked.new_tokens, prompt_of(asked)
         if new and self._answers.count:
             new = min(new, self._answer(route, new, caution))
@@ -93,11 +93,11 @@ class Lengths:
 
     @property
     def routes(self) -> int:
-        """Routes of which any is known."""
+        """Routes of which anything is known."""
         return self._answers.routes
 
     def doubt(self) -> None:
-        """Believe nothing below what is asked until much more was seen."""
+        """Believe nothing below what is asked for until much more was seen."""
         self._answers.doubt()
         self._prompts.doubt()
 
@@ -118,9 +118,9 @@ class Lengths:
 
 
 def heard(request: Followed, usage: Usage | None, sent: int | None) -> Iterator[Counted]:
-    """What an answer says that ``request`` used; one that does not say it, all that was asked.
+    """What an answer reports that ``request`` used; if it reports nothing, all that was asked for.
 
-    ``sent``: it was cut short, after at least so many tokens; that can only raise.
+    ``sent``: it was cut short after at least this many tokens, which can only raise the count.
     """
     asked, route = request.asked, request.route
     if asked is None:

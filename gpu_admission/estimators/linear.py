@@ -46,7 +46,7 @@ class _Saved(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 _SHOWN = 1e300
-"""Larger numbers are not written out: a body may hold any."""
+"""Larger numbers are not written out in full: a body may hold any number."""
 
 
 class Linear:
@@ -59,7 +59,7 @@ class Linear:
 
     Coefficients are bytes for each unit: an ``int``, a ``float``, or text such as
     ``"0.11MiB"``; none is negative, so that more never costs less. A product of ints is exact.
-    ``error`` comes from ``fit``; what is beyond its rows is said in a note, and with ``strict``
+    ``error`` comes from ``fit``; a request beyond its rows gets a note, and with ``strict`` it is
     refused (2**62 bytes: it fits nowhere).
     """
 

@@ -1,7 +1,7 @@
-"""``Measured``: what requests take, from nothing but what was seen: the ``inner`` of ``estimator="auto"``.
+"""``Measured``: what requests take, from measurements alone: the ``inner`` of ``estimator="auto"``.
 
 Owns which requests run alone to be measured, which wait for that, and what is charged from then on.
-The fit of one route is ``envelope``'s; what answers say is learned on top of it, by ``Learned``.
+The fit of one route is in ``envelope``; ``Learned`` learns from answers, on top of it.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gpu_admission.types import Estimate, Usage, Workload
 from gpu_admission.workloads.usage import really
 
 ENOUGH = 40
-"""Requests of a route that went well, from which on it counts as learned."""
+"""With this many requests that went well, a route counts as learned."""
 _GENEROUS = 1.5
 _BEYOND = 1.25
-"""How far above all that was seen a request is a size of its own."""
+"""A request this many times above all that was seen counts as a new size."""
 _CLAIM_SECONDS = 5.0
 _RUN_SECONDS = 600.0
 _LOOK_SECONDS = 1.0
@@ -42,7 +42,7 @@ _MOST_TOLD = 4096
 _LONGEST_SKIP = 64
 _MOST_LOOKED_AT = 64
 _LEAST = 512
-"""Of the capacity, the least part that is charged: what shows as nothing may be too small to be seen."""
+"""The least charge is the capacity over this: a request that shows no use may be too small to be seen."""
 
 
 class Progress(NamedTuple):
@@ -69,20 +69,20 @@ class _Told(NamedTuple):
 
 
 class Measured:
-    """What the most of a request was, by route and by what its body says, measured as it ran alone.
+    """The peak of a request, by its route and by what its body asks, as measured while it ran alone.
 
-    The first requests of a route run alone, one at a time, the largest of those that have come first,
-    and those that are larger than what was seen wait for it while little is known. From then on a request
-    is charged what is fitted over its tokens, pixels, seconds and bytes, never below what any took that
-    had no more of anything, and a margin of half of that over the square root of the evidence, at least
-    5 %; less the part that all who run together were seen to take but once, for which the charges of a
-    full device leave room. One that has more of something than any before runs alone again, or beside
-    others by a generous guess while another does. After an out-of-memory the evidence of every route
-    counts for nothing. Alone runs that come to nothing (a path or model that the app does not know, or one
-    more than the 64 that are remembered) come less and less often, so that no client can keep the device
-    to itself. Of the half that was quiet longest the one of which least was seen is forgotten.
+    The first requests of a route run alone, one at a time, the largest waiting one first; while little
+    is known, requests larger than any that was seen wait for that. From then on a request is charged
+    what was fitted over its tokens, pixels, seconds and bytes, never less than any request with no more
+    of anything took, plus a margin of half of that over the square root of the evidence, at least 5 %.
+    Off this comes the part that requests running together were seen to take only once, for which the
+    charges of a full device leave room. A request that has more of something than any before runs alone
+    again, or beside others on a generous guess while another runs alone. After an out-of-memory the
+    evidence of every route counts for nothing. Runs alone that yield nothing (a path or model that the
+    app does not know, or one beyond the 64 that are remembered) become rarer and rarer, so that no client
+    can keep the device to itself. Of the half that was quiet longest, the one seen least is forgotten.
 
-    ``waits``: whether a request may wait for another to be measured; if not it is charged a quarter.
+    ``waits``: whether a request may wait for another to be measured; if not, it is charged a quarter.
     """
 
     needs_body = True
@@ -93,7 +93,7 @@ class Measured:
         self._capacity: Callable[[], int] = lambda: 0
         self._routes: dict[str, _Route] = {}
         self._new = _Claims()
-        """For routes of which nothing is known."""
+        """The estimate for routes of which nothing is known."""
         self.company = Company()
         self._lock = threading.Lock()
         # See ``Learned``: an ending may come while the lock is held, by the same thread.
@@ -114,7 +114,7 @@ class Measured:
     def charge(
         self, route: str, asked: Workload, expected: Workload, size: int
     ) -> Estimate | Awaitable[Estimate]:
-        """What a request of ``size`` bytes is charged that asks ``asked`` and is to come to ``expected``."""
+        """The charge for a request of ``size`` bytes that asks for ``asked`` and should use ``expected``."""
         features, beyond = row_of(expected, asked, size, route), row_of(asked, asked, size, route)
         with self._lock:
             charge = self._charge(route, features, beyond)
@@ -162,7 +162,7 @@ class Measured:
         return Estimate(own, parts={"measured": fitted, "margin": charged - fitted, "shared": own - charged})
 
     def _larger_waits(self, route: str, reach: float, known: _Route) -> bool:
-        """Whether one that waits goes further beyond what was seen: measuring it says more."""
+        """Whether a waiting request goes further beyond what was seen, so that measuring it says more."""
         waiting = islice(self._asking.values(), _MOST_LOOKED_AT)
         return any(name == route and known.fit.reach(asked) > reach for name, asked in waiting)
 
@@ -177,7 +177,7 @@ class Measured:
             return Estimate(clamp(known.size(features, known.fit.reach(features))))
 
     def wants(self, route: str, charged: Estimate) -> bool:
-        """Whether a request that runs alone now is worth measuring; it counts as begun."""
+        """Whether a request that runs alone now is worth measuring; if so, its measurement has begun."""
         if ALONE in charged.parts:
             self._told.append(_Told(route, "begun", None, None, None, True, False))
             return True
@@ -311,7 +311,7 @@ class _Route:
 
     @property
     def needs_run(self) -> bool:
-        """Whether more have to be measured: three at first, and one after 8, 16 and 32 that went well."""
+        """Whether more have to be measured: the first three, and one each after 8, 16 and 32 good ones."""
         return self.runs < 3 + (self.good >= 8) + (self.good >= 16) + (self.good >= 32)
 
     def size(self, features: Row, reach: float) -> float:
@@ -328,7 +328,7 @@ class _Route:
         if told.peak is None or told.features is None:
             return
         if self._warms_up:
-            # What the very first one set up for good is in no later one: its row would cost all of them.
+            # The very first run sets things up for good, and no later one does: drop its row.
             self.fit.clear()
         self._warms_up = told.is_exact and not self.runs
         self.runs += 1
@@ -336,7 +336,7 @@ class _Route:
 
 
 class _Claims:
-    """Whose turn it is to run alone: one at a time, and less often the more often that came to nothing."""
+    """Whose turn it is to run alone: one at a time, and less often after each run that yielded nothing."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -345,7 +345,7 @@ class _Claims:
 
     @property
     def skips(self) -> bool:
-        """Whether the last runs came to nothing, so that none is to be tried now."""
+        """Whether the last runs yielded nothing, so that none should be tried now."""
         return self._left > 0
 
     def is_running(self, route: str) -> bool:
@@ -374,7 +374,7 @@ class _Claims:
 
 
 def _own(alone: int, shared: float, capacity: int) -> int:
-    """What a request is charged that takes ``alone`` bytes by itself, ``shared`` of them once with all.
+    """The charge for a request that takes ``alone`` bytes by itself, of which all together share ``shared``.
 
     In proportion, so that the charges of all that fill ``capacity`` leave room for ``shared``.
     """

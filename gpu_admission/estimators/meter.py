@@ -1,7 +1,7 @@
 """Measuring what one request took, while it ran alone on its device.
 
-Owns the protocol and torch's form of it. When a request ran alone is known to whoever
-grants leases, and decided there.
+Owns the protocol and torch's form of it. Whether a request ran alone is known, and decided,
+where leases are granted.
 """
 
 from __future__ import annotations

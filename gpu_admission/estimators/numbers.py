@@ -1,6 +1,6 @@
 """A request as numbers, and the name of its route: what ``Measured`` fits over.
 
-Owns which numbers those are. What is made of them is ``envelope``'s.
+Owns which numbers those are. How they are fitted is in ``envelope``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Row: TypeAlias = tuple[float, ...]
 
 
 def name_of(path: str, *others: str | None) -> str:
-    """A route by its path, the model that the body names, and whose it is."""
+    """A route: its path, the model that the body names, and the flow it belongs to."""
     return " ".join(name[:_LONGEST_NAME] for name in (path, *others) if name)
 
 
@@ -32,7 +32,7 @@ def path_of(route: str) -> str:
 
 
 def asked_of(info: RequestInfo) -> Workload:
-    """What the body asks; nothing, where it can't be read and no API says that it could."""
+    """What the body asks for; an empty workload if it can't be read and belongs to no known API."""
     try:
         return info.workload
     except UnreadableBody:
@@ -42,12 +42,12 @@ def asked_of(info: RequestInfo) -> Workload:
 
 
 def hidden(flow: str) -> str:
-    """What tells flows apart, in files and to other processes, and does not say whose they are."""
+    """A key that tells flows apart, in files and for other processes, without revealing whose they are."""
     return hashlib.blake2b(flow.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def row_of(workload: Workload, asked: Workload, size: int, route: str) -> Row:
-    """``workload`` as numbers; bytes of the body where it is of no API that is known."""
+    """``workload`` as numbers; if the body is of no known API, its bytes."""
     rows = max(1, workload.sequences)
     seen = sum(width * height or _PIXELS for width, height in workload.images)
     made = workload.width * workload.height * max(1, workload.frames) * rows

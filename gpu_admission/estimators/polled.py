@@ -1,6 +1,6 @@
-"""A meter that looks again and again, for what keeps no peak of its own: a device, or a process.
+"""A meter that polls what keeps no peak of its own: a device, or a process.
 
-What a meter is, and torch's, is in ``meter``.
+The protocol of a meter, and torch's meter, are in ``meter``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 class Polled:
     """The most that ``read`` showed between ``start`` and ``peak``, looked at every few milliseconds.
 
-    Its one thread sleeps in between. It is there before the first look, for its stack is memory too.
+    Its one thread sleeps in between. It starts before the first look, since its stack is memory too.
     """
 
     def __init__(self, read: Callable[[], int], *, every: float = 0.002) -> None:
@@ -24,7 +24,7 @@ class Polled:
         self._begin_anew()
 
     def _begin_anew(self) -> None:
-        """For this process: no thread lives on in a forked one, and a lock may be held there for ever."""
+        """Made anew in a forked process, where no thread lives on and a lock may stay held for ever."""
         self._process = os.getpid()
         self._begins, self._ends, self._looks = threading.Event(), threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
@@ -55,7 +55,7 @@ class Polled:
                     self._peak = max(self._peak, self._read())
 
     def _end(self) -> None:
-        """Look no more; a look that is under way is waited for."""
+        """Stop looking; waits for a look that is under way."""
         self._begins.clear()
         self._ends.set()
         with self._looks:

@@ -16,7 +16,7 @@ MeasuredRow = tuple[Mapping[str, Any], "int | str"]
 
 
 def measured(rows: Iterable[MeasuredRow], *, of: str) -> Sequence[tuple[Mapping[str, Any], int]]:
-    """``rows`` with their sizes in bytes. Raises ``ValueError`` naming the row that is none, of ``of``."""
+    """``rows`` with their sizes in bytes. Raises ``ValueError`` naming the wrong row and ``of``."""
     if isinstance(rows, (str, bytes, Mapping)) or not isinstance(rows, Iterable):
         raise ValueError(f"{of} needs a list of rows ({{feature: value}}, bytes), got {type(rows).__name__}")
     return [_checked(row, f"row {number} of {of}") for number, row in enumerate(rows, 1)]

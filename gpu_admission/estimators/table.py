@@ -29,8 +29,8 @@ class Table:
     features, such as ``"width*height"``; they need not fill the grid. A point that measured less
     than a smaller one is raised to it, so that more never costs less. ``beyond`` says what a
     request above the grid takes: ``"refuse"`` (2**62 bytes: it fits nowhere) or ``"scale"`` (the
-    edge of the grid times how many times it is exceeded, in each feature: enough while growth is
-    at most proportional). A corner that nothing measured covers is always refused. Each sequence
+    edge of the grid times the factor by which each feature exceeds it: enough while growth is at
+    most proportional). A corner that no measurement covers is always refused. Each sequence
     takes a point anew, unless a feature names ``sequences``.
 
     A row that took more than twice what a larger one took is named in a note; with ``strict`` it
@@ -138,7 +138,7 @@ def _points(names: Sequence[str], pairs: Pairs) -> dict[tuple[Number, ...], int]
 
 
 def _wild(names: Sequence[str], points: Mapping[tuple[Number, ...], int]) -> tuple[str, ...]:
-    """The point that took most beyond twice what a larger one took, in a sentence."""
+    """A sentence on the point that took the most beyond twice what a larger point took."""
     worst = 2.0
     said: tuple[str, ...] = ()
     for point, size in points.items():

@@ -1,6 +1,6 @@
 """One request as an estimator follows it, and the bytes that it turns out to have taken.
 
-What is concluded from many is ``history``'s; the tokens that it used are ``lengths``'.
+Conclusions from many requests are drawn in ``history``; the tokens that one used are in ``lengths``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from gpu_admission.types import Estimate, Workload
 
 CORRECTION, ALONE = "learned", "runs alone"
-"""Parts of an estimate: what learning has put on or taken off, and what was put on to run alone."""
+"""Names of estimate parts: what learning added or took off, and what was added to make it run alone."""
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -22,9 +22,9 @@ class Followed(msgspec.Struct, frozen=True):
     route: str
     estimate: Estimate
     asked: Workload | None = None
-    """Where its answer is to be read."""
+    """What its body asks for, if its answer is to be read."""
     size: int = 0
-    """Bytes of its body, which its prompt can't have more tokens than."""
+    """Bytes of its body: its prompt can't have more tokens than that."""
     measure: bool = True
     """Whether it is worth measuring, should it run alone."""
 
@@ -38,11 +38,11 @@ class Taken(NamedTuple):
     peak: int
     """Bytes that it took."""
     alone: int = 0
-    """Bytes that it had, where it ran alone."""
+    """Bytes that it was charged, if it ran alone."""
 
 
 def taken(route: str, charged: Estimate, peak: int) -> Iterator[Taken]:
-    """That, where it is worth knowing: a peak below 1 says nothing."""
+    """What the request took, if that is worth knowing: a peak below 1 says nothing."""
     parts = charged.parts
     first = charged.bytes - parts.get(CORRECTION, 0) - parts.get(ALONE, 0)
     if peak >= 1 and first >= 1:

@@ -13,7 +13,7 @@ from gpu_admission.types import Estimate, Workload
 
 
 def clamp(value: float) -> int:
-    """``value`` rounded up to whole bytes, at least 1 and at most 2**62. NaN is the most."""
+    """``value`` rounded up to whole bytes, at least 1 and at most 2**62. NaN gives the most."""
     if value < MAX_BYTES:
         if type(value) is int and value > 0:
             return value

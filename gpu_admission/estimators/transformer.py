@@ -31,7 +31,7 @@ from gpu_admission.types import Estimate, Workload
 _SAMPLED = {"greedy": 10, "top_k": 19, "top_p": 40}
 """Bytes of an entry of the vocabulary in one step; transformers 5.24."""
 _LARGEST_VOCABULARY = 262_208
-"""Of a model whose config does not say: that of Gemma 3."""
+"""Vocabulary of a model whose config does not say: that of Gemma 3."""
 _FIXED = 2**20
 """Factors are whole 1/2**20ths, so that all arithmetic is on ints."""
 
@@ -84,7 +84,7 @@ class LMPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Phase = tuple[int, str, tuple[str, ...], tuple[int, ...]]
-"""Bytes, name, and the names and bytes of its terms."""
+"""Bytes and name of a phase, and the names and bytes of its terms."""
 
 
 class TransformersLM:
@@ -148,12 +148,12 @@ class TransformersLM:
         - ``prefill_chunk``, ``cache``, ``max_cache_len``: as given to ``generate``; ``tuple`` is for
           code from before mid-2024, which holds the old and the new cache at once.
         - ``mla``: how latent attention is kept; ``expanded`` to every head in older versions.
-        - ``sampling``: the dearest that requests may ask for: for each entry of the vocabulary a step
-          holds 10 bytes when it takes the likeliest, 19 for ``top_k``, 40 for ``top_p``.
+        - ``sampling``: the costliest that requests may ask for. For each entry of the vocabulary a step
+          holds 10 bytes when it takes the likeliest token, 19 for ``top_k``, 40 for ``top_p``.
           ``output_scores``: every step's scores are kept.
         - ``experts``: how a decoding step runs a mixture of experts; ``batched_mm`` copies the weights
           of each row's experts.
-        - ``tower``: what looks at images before the prompt is read: ``Vision.from_config(config)``.
+        - ``tower``: the image tower that runs before the prompt is read: ``Vision.from_config(config)``.
 
         Raises ``ValueError`` naming the option.
         """

@@ -1,4 +1,4 @@
-"""When a size that never fits is tried once more: at first at once, then less and less often."""
+"""When to retry a size that never fits: at once at first, then less and less often."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LONGEST = 64
 
 
 class Turns:
-    """Of the sizes of each route; of more than ``most`` the oldest are forgotten. Not thread-safe."""
+    """Turns for the sizes of each route; beyond ``most`` the oldest are forgotten. Not thread-safe."""
 
     def __init__(self, most: int) -> None:
         self._most = most

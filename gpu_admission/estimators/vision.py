@@ -1,4 +1,4 @@
-"""``Vision``: models that look at images: convolutional ones, and towers of patches.
+"""``Vision``: models that read images, either convolutional or as a tower of patches.
 
 Owns how an image's size becomes pixels and patches inside the model. How many *tokens* an image
 takes in a language model is a matter of its request: ``workloads``.
@@ -85,7 +85,7 @@ class Vision:
         max_pixels: int | None = None,
         together: bool | None = None,
     ) -> Vision:
-        """The tower of a vision-language model's config, or of a ``vision_config``; of several the dearest.
+        """The tower of a vision-language model's config, or of a ``vision_config``; the costliest of several.
 
         Towers with a ``spatial_merge_size`` (the Qwen family) take images at their own size, up to
         ``max_pixels`` (by default 16,384 merged tokens), all of a request together; so do, one by one,
@@ -123,7 +123,7 @@ class Vision:
         )
 
     def _pixels(self, width: int, height: int) -> int:
-        """Of an image as the model sees it: whole patches, and no more than it takes."""
+        """Pixels of an image as the model sees it: whole patches, and no more than it accepts."""
         if self.size is not None or width < 1 or height < 1:
             return self.max_pixels
         grain = self.patch_size or 1

@@ -151,7 +151,7 @@ def _library_of(name: str, error: BaseException) -> _Library | None:
 
 
 def _may_be_torchs(name: str, error: BaseException) -> bool:
-    """No kind of ``RuntimeError`` that another library, or Python, has of its own."""
+    """Whether it is a plain ``RuntimeError`` or torch's own, and no subclass made by someone else."""
     return name == "RuntimeError" or (name.startswith("torch.") and isinstance(error, RuntimeError))
 
 

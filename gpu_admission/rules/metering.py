@@ -21,13 +21,13 @@ from gpu_admission.workloads.control import CONTROL_PATHS, is_control
 
 _CACHED_LENGTH = 512
 DEFAULT_METHODS = ("POST", "PUT", "PATCH")
-"""What carries work. Where the setting says just this, so does every method that is not safe."""
+"""Methods that carry work. If the setting is just this, every method that is not safe counts too."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods that ask for no work (RFC 9110 9.2.1)."""
 
 
 class Rule:
-    """How one route is metered. ``estimator`` is ``None`` where no pattern of a mapping names it."""
+    """How one route is metered. ``estimator`` is ``None`` if no pattern of the mapping names the route."""
 
     __slots__ = (
         *("dialect", "estimator", "fixed", "learns"),
@@ -49,7 +49,7 @@ class Rule:
         self.dialect = dialect
         """What was given for the path."""
         self.reader = RequestInfo.choose_dialect(path, None) if dialect is None else dialect
-        """What reads its bodies: that, or else what the path names."""
+        """The dialect that reads its bodies: the one given, or else the one that the path names."""
         self.may_be_empty = may_be_empty
         """Whether a request without a body, which its estimator can't read, asks for nothing."""
         self.needs_body = bool(getattr(estimator, "needs_body", estimator is not None))
@@ -60,7 +60,7 @@ class Rule:
             and bool(getattr(estimator, "usage", False))
             and (dialect is not None or reads_path(path))
         )
-        """Whether it wants to know what answers say, and these are of an API that is known."""
+        """Whether it wants to know what answers report, and they belong to a known API."""
         fixed = getattr(estimator, "fixed", None)
         self.fixed: Estimate | None = fixed if isinstance(fixed, Estimate) else None
         """What every request is charged, where that is always the same: then no estimator is asked."""
@@ -82,7 +82,7 @@ class Fixed:
 
 
 def as_estimator(value: object, *, name: str = "estimator") -> Estimator:
-    """``value`` as a callable: a size becomes one that always answers it."""
+    """``value`` as a callable: a size becomes one that always returns it."""
     if isinstance(value, (int, str)) and not isinstance(value, bool):
         return Fixed(value, name=name)
     if not callable(value):
@@ -125,7 +125,7 @@ class Metering:
         self._websockets = Patterns(websockets, name="websockets")
         self._control = Patterns(control, name="control")
         self._named = {*(self._by_path or ()), *(() if self._routes is None else self._routes.patterns)}
-        """Patterns of paths that are metered because the settings say so, a control path among them too."""
+        """Patterns of paths that are metered because the settings say so, even if they are control paths."""
         self._methods = frozenset(method_names(methods))
         self._takes_unknown = self._methods == frozenset(DEFAULT_METHODS)
         self._dialects = _dialects(dialect)
@@ -133,22 +133,22 @@ class Metering:
         self._cached = functools.lru_cache(maxsize=1024)(self._rule)
 
     def named_estimators(self) -> Sequence[tuple[str, Estimator]]:
-        """All that the setting ``estimator`` names, and what they are called there."""
+        """All estimators that the setting ``estimator`` names, with their names there."""
         if self._by_path is not None:
             return [(f"estimator[{pattern!r}]", each) for pattern, each in self._by_path.items()]
         return [] if self._estimator is None else [("estimator", self._estimator)]
 
     def estimators(self) -> Sequence[Estimator]:
-        """All that the setting ``estimator`` names."""
+        """All estimators that the setting ``estimator`` names."""
         return [estimator for _, estimator in self.named_estimators()]
 
     def progress(self) -> Sequence[str]:
-        """How far each route is learned, of estimators that can tell."""
+        """How far each route is learned, for estimators that can say."""
         learners = {id(each): each for each in self.estimators() if hasattr(each, "progress")}
         return [str(route) for each in learners.values() for route in each.progress()]
 
     def control_paths(self) -> Sequence[str]:
-        """Patterns of control paths that would be metered if they were none."""
+        """Patterns of control paths that would otherwise be metered."""
         known = [
             path for path in CONTROL_PATHS if self._steers(path) and self._metered(path.replace("*", "x"))
         ]
@@ -157,7 +157,7 @@ class Metering:
     def rule(self, scope: Scope, root_path: str = "") -> Rule | None:
         """The rule for an ``http`` scope; ``None``: it is not metered.
 
-        ``root_path`` is the app's own, which it puts in place of the server's.
+        ``root_path`` is the app's own, with which it replaces the server's.
         """
         method = scope["method"]
         if method not in self._methods and not self._carries_work(method.upper()):
@@ -180,8 +180,8 @@ class Metering:
     def _carries_work(self, method: str) -> bool:
         """Whether a method in capitals is metered.
 
-        Some servers hand small letters on; and where an app does not look at the method, a made-up one
-        would do its work unmetered.
+        Some servers pass on lower case; and in an app that ignores the method, a made-up one would get
+        its work done unmetered.
         """
         return method in self._methods or (self._takes_unknown and method not in _SAFE)
 
@@ -201,7 +201,7 @@ class Metering:
     def _rule(self, path: str, root_path: str) -> Rule | None:
         path = route_path(path, root_path)
         if "//" in path or "/." in path:
-            # A proxy behind (httpx, Go) asks its upstream for the plain path: that one's rule comes first.
+            # A proxy behind us (httpx, Go) asks its upstream for the plain path, whose rule comes first.
             return self._rule_of(plain_path(path)) or self._rule_of(path)
         return self._rule_of(path)
 

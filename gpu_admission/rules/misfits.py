@@ -1,4 +1,4 @@
-"""What can be known, before any request, to never fit: said at start, or refused with ``strict=True``.
+"""What is known never to fit, before any request: logged at start, or refused with ``strict=True``.
 
 Sizes that the settings name are compared with what may ever be given out. An estimator with
 a formula is asked about the smallest request there is: the largest has no bound of its own.
@@ -14,7 +14,7 @@ from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Workload
 
 _SMALLEST = Workload(prompt_tokens=1, new_tokens=1, width=8, height=8)
-"""With a picture size: none asked for would be the model's own, which is among the largest."""
+"""It names a picture size: without one the model's own would apply, which is among the largest."""
 
 
 def misfits(metering: Metering, fallback: int | None, largest: int) -> list[str]:
@@ -37,7 +37,7 @@ def _known(metering: Metering, fallback: int | None) -> Iterator[tuple[str, str,
 
 
 def _least(estimator: Any) -> int | None:
-    """Bytes of the smallest request; ``None`` where the estimator can't tell without one."""
+    """Bytes of the smallest request; ``None`` if the estimator can't say without a real one."""
     if isinstance(estimator, Fixed):
         return estimator.bytes
     formula = getattr(estimator, "estimate", None)
@@ -45,6 +45,6 @@ def _least(estimator: Any) -> int | None:
         return None
     try:
         estimate = formula(_SMALLEST)
-    except Exception:  # one that needs more than a formula does: it is asked with each request
+    except Exception:  # an estimator that needs more than a formula does: it is asked with each request
         return None
     return estimate.bytes if isinstance(estimate, Estimate) else None

@@ -30,7 +30,7 @@ def plain_path(path: str) -> str:
 
 
 def root_path_of(app: object) -> str:
-    """The ``root_path`` that ``app`` puts into its scopes by itself, as FastAPI does; empty where none."""
+    """The ``root_path`` that ``app`` puts into its scopes by itself, as FastAPI does; empty if none."""
     for _ in range(100):
         root_path = getattr(app, "root_path", "")
         if isinstance(root_path, str) and root_path:
@@ -79,7 +79,7 @@ class Glob:
         self._suffix = between.pop() if between else None
         """``None``: there is no wildcard."""
         self._literals: dict[str, int] = {}
-        """For each character, a bit for each place where it may come next."""
+        """For each character, a bit for each place in the pattern where it may come next."""
         self._wildcards = self._across = 0
         """A bit for each wildcard, and for those that match a slash too."""
         place = 0

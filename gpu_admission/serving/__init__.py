@@ -1,4 +1,4 @@
-"""For the app behind: helpers around the model call, none of them required."""
+"""Helpers for the app behind the middleware, around the model call. None of them is required."""
 
 from gpu_admission.guards.health import Health
 from gpu_admission.serving.batcher import Batcher

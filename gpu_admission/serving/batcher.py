@@ -1,6 +1,6 @@
 """``Batcher``: items of many callers through one handler, in batches that fit.
 
-Owns the life of a batch, from the task that forms it to the last result. Who waits and what
+Owns the life of a batch, from the task that forms it to the last result. Who waits and which batch
 closes is in ``waitingcalls``, who shares a batch in ``packing``, what pays for it in ``funding``.
 """
 
@@ -51,10 +51,10 @@ class Batcher(Generic[Item, Result]):
 
     ``handler`` takes a list and returns as many results, in the same order; an exception among
     them goes to that item's caller alone. A coroutine function runs on the event loop, a plain
-    one in a thread of its own. It runs in the context of no request: see ``caller_contexts``. An
-    item that comes while nothing runs starts at once. Otherwise a batch closes when it is
+    one in a thread of its own. It runs outside of any request's context: see ``caller_contexts``.
+    An item that comes while nothing runs starts at once. Otherwise a batch closes when it is
     full, when its first item has waited ``max_wait`` seconds, or when the handler is idle;
-    where callers come back at once with their next item, it lets them (see ``returns``)::
+    if callers come back at once with their next item, it waits for them (see ``comebacks``)::
 
         embed = Batcher(model.encode, cost=lambda text: len(text) * 2048, max_bytes="2GiB")
 
@@ -65,12 +65,12 @@ class Batcher(Generic[Item, Result]):
     Nothing needs to be started. ``async with`` it, or await ``aclose``, to end it well.
 
     ``cost``: bytes of one row as long as the item (a size, or a callable of the item). A batch
-    takes rows x its dearest row, at most ``max_bytes`` (or what ``admission`` can ever grant):
-    for scores, let the callable square the length. ``rows``: how many rows an item has, if not
-    one; ``max_items`` counts them.
-    ``max_padding``: the share of a batch that may be padding; items too unlike the oldest wait
-    for their like, and each becomes the oldest. ``key``: items of different keys (models,
-    settings) never share a batch. ``max_running``: batches at once, such as one an instance.
+    takes rows x its costliest row, at most ``max_bytes`` (or what ``admission`` can ever grant):
+    for attention scores, let the callable square the length. ``rows``: how many rows an item has,
+    if not one; ``max_items`` counts rows.
+    ``max_padding``: the share of a batch that may be padding; items too unlike the oldest wait for
+    others like them, and each in time becomes the oldest. ``key``: items with different keys (models,
+    settings) never share a batch. ``max_running``: how many batches run at once, such as one per instance.
     ``max_waiting``: items that may wait; the next one is refused. ``observer`` gets a
     ``BatchEvent`` for each run of the handler.
 
@@ -83,13 +83,13 @@ class Batcher(Generic[Item, Result]):
     Callers without a lease (a route in ``exclude``, a job) wait in the admission's queue, in ``lane``.
     With several devices a handler finds the one of its batch by ``batch_device``.
 
-    A batch that runs out of memory is run again in halves, so the handler must allow that, and
-    later ones get no more than half its size, until a hundred in a row have ended well.
+    A batch that runs out of memory is run again in halves, so the handler must tolerate that. Later
+    batches get no more than half its size until a hundred in a row have ended well.
 
-    ``await batcher(item)`` raises the handler's error, ``QueueFull``, ``TooLarge`` (an item
-    that is no batch's by ``max_bytes`` or ``max_items``), ``Unavailable`` after ``aclose``,
-    or another ``Rejected`` of the admission's; all name their setting. A caller may be
-    cancelled at any time; when all callers of a batch are, a coroutine handler is too.
+    ``await batcher(item)`` raises the handler's error, ``QueueFull``, ``TooLarge`` (no batch can
+    hold the item, by ``max_bytes`` or ``max_items``), ``Unavailable`` after ``aclose``, or another
+    ``Rejected`` from the admission; all name their setting. A caller may be cancelled at any time;
+    once all callers of a batch are cancelled, so is a coroutine handler.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Batcher(Generic[Item, Result]):
         in_child(self._live)
 
     def _live(self) -> None:
-        """Make what belongs to one event loop. In a forked process what waited here waits in the parent."""
+        """Make what belongs to one event loop. After a fork, what waited here waits only in the parent."""
         self._loop: Any = None
         self._funding = None if self._admission is None else Funding(self._admission, self._lane, self.name)
         self._lines: dict[int | None, Line] = {}
@@ -254,7 +254,7 @@ class Batcher(Generic[Item, Result]):
     # the life of a batch
 
     def _start(self, line: Line) -> None:
-        """Have a task form the next batch of ``line``, where one is missing and may run."""
+        """Have a task form the next batch of ``line``, if none does and another batch may run."""
         if line.waiting and line.forming is None and line.batches < self._max_running:
             line.forming = anyio.Event()
             line.batches += 1
@@ -322,7 +322,7 @@ class Batcher(Generic[Item, Result]):
             return
         finally:
             self._tell(run)
-        # Out of the handler's reach, so that the error's traceback keeps no memory alive.
+        # Outside the handler's frame, so that the error's traceback keeps no memory alive.
         for half in halves(calls):
             await self._attempt(half, "split")
 
@@ -343,14 +343,14 @@ class Batcher(Generic[Item, Result]):
         return classify(error) or "error"
 
     def _must_split(self, run: Run, error: Exception) -> bool:
-        """Whether fewer at a time may do. What that teaches of their size is kept."""
+        """Whether running fewer at a time may help. What this says about their size is remembered."""
         if run.outcome == "oom" or isinstance(error, TooLarge):
             self._limits.shrink(run.rows, run.size, getattr(error, "capacity", None))
             return True
         return run.outcome == "refused" and any(call.lease is not None for call in run.calls)
 
     def _break_off(self, line: Line, batch: Batch | None, error: BaseException) -> None:
-        """Its task was cancelled by the end of its loop, or its handler raised what ends a program."""
+        """Its task was cancelled as its loop ended, or its handler raised something that ends the program."""
         calls = [] if batch is None else list(batch.calls)
         if isinstance(error, anyio.get_cancelled_exc_class()):
             error = RuntimeError(f"a batch of {self.name} was cancelled: its event loop ends")

@@ -29,15 +29,15 @@ class BatchEvent(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     """Same as ``items`` unless the setting ``rows`` counts them."""
     bytes: int
-    """Of the padded batch: rows x the dearest row. 0 without ``cost``."""
+    """Bytes of the padded batch: rows x the costliest row. 0 without ``cost``."""
     padding: float
     """Share of ``bytes`` that is padding, 0 to 1."""
     closed_by: ClosedBy
-    """Why it was not longer: ``split`` is a part of a batch that did not fit as a whole."""
+    """Why it was no longer: ``split`` is a part of a batch that did not fit as a whole."""
     waited: float
     """Seconds that its oldest item had waited."""
     device: str | None = None
-    """Of the bytes that it held; ``None`` where it held none."""
+    """Device of the bytes that it held; ``None`` where it held none."""
     seconds: float
     """Seconds from then to its end, the wait for a lease included."""
     outcome: Ending
@@ -61,7 +61,7 @@ class Call:
         self.rows = rows
         self.key = key
         self.lease = lease
-        """What its caller's request holds of the batcher's budget."""
+        """Its caller's lease in the batcher's budget."""
         self.at = at
         self.context = copy_context()
         self.number = 0
@@ -87,7 +87,7 @@ class Call:
         """Its result. Raises its error."""
         if self.error is None:
             return self.result
-        # It may go to many callers: what one of them adds to its traceback is not the others'.
+        # One error may go to many callers: what one adds to its traceback is not for the others.
         raise self.error.with_traceback(self.trace)
 
 
@@ -125,7 +125,7 @@ def caller_contexts() -> tuple[Context, ...]:
 
 
 def batch_device() -> str | None:
-    """Inside a batcher's handler: the name of the device that its batch's bytes are on, as ``Lease.device``.
+    """Inside a batcher's handler: name of the device that the batch's bytes are on, as in ``Lease.device``.
 
     When you want it: an admission with several devices, and a model on each:
     ``models[batch_device()](items)``. ``None`` where the batch holds no bytes. A batch never mixes

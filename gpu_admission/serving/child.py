@@ -1,4 +1,4 @@
-"""One worker process that does one function, call by call, and the parent's hold on it.
+"""One worker process that runs one function, call by call, and the parent's handle on it.
 
 Owns what goes over the pipe. Who may call it, and when another takes its place, is the pool's.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from gpu_admission.runtime.fork import in_child
 
 GRACE = 10.0
-"""Seconds that a process gets to end by itself."""
+"""Seconds that a process is given to end by itself."""
 
 
 class ProcessDied(RuntimeError):
@@ -58,7 +58,7 @@ class Child:
         return self._receive()
 
     def kill(self) -> None:
-        """End it at once, whatever it does. From any thread."""
+        """End it at once, whatever it is doing. May be called from any thread."""
         self._is_killed = True
         self._process.kill()
 
@@ -102,7 +102,7 @@ def serve(pipe: Connection, function: Callable[..., Any], start: Callable[[], ob
             args, kwargs = pipe.recv()
         except EOFError:
             return
-        except Exception as error:  # what can be pickled can't always be unpickled
+        except Exception as error:  # not everything that can be pickled can be unpickled
             pipe.send((True, _portable(error)))
             continue
         _answer(pipe, lambda: function(*args, **kwargs))  # noqa: B023

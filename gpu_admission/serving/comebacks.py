@@ -1,8 +1,7 @@
 """Whether the callers of the last batch are worth waiting for: they may come back with their next item.
 
-Clients that ask again at once would else run in two halves, the one while the other is
-answered, and what a batch costs however small it is would be paid twice. Pure: time is an
-argument.
+Otherwise, clients that ask again at once would run in two halves, one while the other is being
+answered, and the fixed cost of a batch would be paid twice. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import math
 class Returns:
     """How many of a batch's callers come again soon after it.
 
-    They are waited for as long as the batch took, and ``max_wait`` at most, and only while
-    at least half of those before them came: a handler that is idle must not keep one waiting
-    for company that never comes.
+    They are waited for as long as the batch took, but at most ``max_wait``, and only while at least
+    half of those before them came back: an idle handler must not keep an item waiting for company
+    that never comes.
     """
 
     def __init__(self) -> None:
@@ -33,7 +32,7 @@ class Returns:
         self.until = now + longest
 
     def came(self, now: float) -> bool:
-        """An item has come; whether it was the last that is waited for."""
+        """An item has come; returns whether it was the last one waited for."""
         if not self._missing or now >= self.until:
             return False
         self._missing -= 1

@@ -24,7 +24,7 @@ class Funding:
     """The accounts of one batcher with one admission."""
 
     def __init__(self, admission: Admission, lane: str | None, name: str) -> None:
-        """``name`` is the batcher's, by which metrics and the status page tell its leases from others."""
+        """``name`` is the batcher's; metrics and the status page tell its leases from others by it."""
         self._admission = admission
         self._lane = admission.entrance.lane_index(lane)
         self._route = f"batch {name}"
@@ -60,7 +60,7 @@ class Funding:
         return LeaseContext(entrance, Estimate(missing), lane=self._lane, timeout=wait, route=self._route)
 
     def _is_free(self, missing: int) -> bool:
-        """Whether they can be had now. What is asked for in vain is counted as a client that was refused."""
+        """Whether these bytes can be had now. Asking in vain counts as a client that was refused."""
         now = self._admission.snapshot()
         return now.mode != "enforce" or (missing <= now.available and not now.waiting)
 
@@ -75,7 +75,7 @@ class Funding:
         return kept
 
     def _use(self, holders: Sequence[Lease], size: int, stack: ExitStack) -> int:
-        """Use what is free of the callers' leases, up to ``size``; the bytes that are covered so."""
+        """Use what is free of the callers' leases, up to ``size``; returns the bytes covered that way."""
         covered = 0
         for lease in holders:
             share = min(size - covered, max(0, lease.bytes - self._used[lease]))

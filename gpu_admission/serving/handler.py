@@ -36,8 +36,8 @@ class Rows(Protocol[Row_co]):
 class Handler:
     """``function`` of a list of items, at most ``limiter`` of its calls at once.
 
-    A plain one gets threads of its own, one for each call at once, and the same again each time: a thread
-    that has never run the model makes a place for its memory first, and its streams on a device.
+    A plain function gets threads of its own, one for each call at once, and always the same ones: a
+    thread that has never run the model first sets up its memory, and its streams on a device.
     """
 
     def __init__(self, function: Any, limiter: anyio.CapacityLimiter, name: str) -> None:
@@ -105,7 +105,7 @@ async def _whole(future: Future[Any], kept: ExitStack) -> Any:
             await settled(future)
         return future.result()
     finally:
-        del future  # or its error would keep itself alive
+        del future  # otherwise the error would keep itself alive
 
 
 @asynccontextmanager

@@ -25,11 +25,11 @@ from gpu_admission.shared.process import new_name
 from gpu_admission.sizes import format_bytes, parse_bytes
 
 FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
-"""As ``env`` and ``timeout`` have it: all else is the command's own status."""
+"""The status that ``env`` and ``timeout`` use too: any other is the command's own."""
 _LOOK = 0.25
 _PASSED_ON = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH")
 _FROM_TERMINAL = ("SIGINT", "SIGQUIT", "SIGWINCH")
-"""A terminal sends them to the command by itself."""
+"""Signals that a terminal sends to the command by itself."""
 
 _UNTIL_PARENT_DIES = f"""
 import ctypes, os, signal, sys
@@ -100,7 +100,7 @@ def hold(
 
 
 def _terms_in_force(shared: str, capacity: int | None) -> Terms:
-    """What the processes of the budget agree on; else of ``capacity``. Raises ``ValueError`` without both."""
+    """The terms of the budget's processes; else terms of ``capacity``. ``ValueError`` if there is neither."""
     onlooker = Onlooker(open_log(shared))
     onlooker.log.start(new_name(), onlooker)
     try:
@@ -136,7 +136,7 @@ def _wait(ledger: SharedLedger, ticket: Ticket, news: threading.Event, timeout: 
 
 
 def _run(command: Sequence[str], lifeline: int | None) -> int:
-    """Its status. However this process dies, the command outlives it only while its bytes stay counted."""
+    """Its status. However this process dies, the command never outlives the time its bytes are counted."""
     try:
         if lifeline is None:
             child = subprocess.Popen(_dies_with_this(command))

@@ -33,7 +33,7 @@ class Recipe:
         self.close = close
         self.is_fault = is_fault
         self.one_at_a_time = threading.Lock()
-        """What two that load at once take on a device can't be told apart."""
+        """Held while one loads: what two of them take on a device at once can't be told apart."""
 
 
 class Instance:
@@ -43,7 +43,7 @@ class Instance:
     resident: int | None = None
     """Bytes that making it took on its device; ``None`` = not known."""
     is_faulty = False
-    """It is not to be used again."""
+    """It must not be used again."""
 
     def __init__(self, recipe: Recipe, device: str, name: str) -> None:
         self.device = device
@@ -68,7 +68,7 @@ class Instance:
             self.is_faulty = True
 
     def clean(self, then: Callable[[], object]) -> None:
-        """Have ``then()`` called when nothing works on the instance, and it has been reset."""
+        """Have ``then()`` called once nothing works on the instance and it has been reset."""
         if self._calls or self._recipe.reset is not None:
             self._worker.submit(self._clean).add_done_callback(lambda _: then())
         else:

@@ -1,7 +1,7 @@
-"""Work that outlives its request: a queue place and bytes of its own, and what there is to tell of it.
+"""Work that outlives its request: with a place in the queue and bytes of its own, and a state to report.
 
-Owns the state of one job. Who may start is the ledger's business, and where jobs are kept, by
-which names and for how long, the app's: see ``examples/jobs.py``.
+Owns the state of one job. Who may start is up to the ledger; where jobs are kept, under which
+names and for how long, is up to the app: see ``examples/jobs.py``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def job(
 
     It waits in the queue for at most ``timeout`` seconds (``math.inf``: for as long as it takes;
     ``None``: as requests do), whatever becomes of the client that asked for it. Raises
-    ``Rejected``, and ``RuntimeError`` in the task of a request that holds a lease, or in one that it
-    waits for: the two would wait for each other.
+    ``Rejected``, and ``RuntimeError`` in the task of a request that holds a lease, or in a task that
+    the request waits for: the two would wait for each other.
     """
     return Job(admission, size, lane=lane, flow=flow, timeout=timeout)
 
@@ -40,7 +40,7 @@ class Job:
         self.state: State = "waiting"
         self._entered = False
         self.error = ""
-        """Why it was refused, or the class of what its work has raised."""
+        """Why it was refused, or the class of the exception that its work has raised."""
         self._context = admission.lease(size, own=True, **asked)
 
     @property

@@ -16,7 +16,7 @@ T = TypeVar("T")
 async def offload(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """``function(...)`` in a worker thread; the current lease is held until it has returned.
 
-    Use it in place of ``asyncio.to_thread`` around a model call: when the request is
-    cancelled, the thread works on and so its bytes stay taken.
+    Use it in place of ``asyncio.to_thread`` around a model call: when the request is cancelled,
+    the thread works on, and so its bytes stay held.
     """
     return await run_in_thread(current_lease(), functools.partial(function, *args, **kwargs))

@@ -1,6 +1,6 @@
 """Which waiting calls share a batch, and what a batch may take.
 
-Pure: no clock, no loop. A batch is padded to its longest row, so it takes rows x the dearest
+Pure: no clock, no loop. A batch is padded to its longest row, so it takes rows x the costliest
 row, never the sum: 31 rows of 20 tokens with one of 8,000 are 256,000 tokens, not 8,620.
 """
 
@@ -14,7 +14,7 @@ from itertools import accumulate
 from gpu_admission.serving.call import Call
 
 CLEAN = 100
-"""Batches that must end well before a learned limit is raised by an eighth."""
+"""How many batches must end well before a learned limit is raised by an eighth."""
 
 
 def padded(calls: Sequence[Call]) -> int:
@@ -49,11 +49,11 @@ class Limits:
         if size:
             self.bytes = min(self.bytes, size // 2 if most is None else most)
         else:
-            # Without a price, no row is told from another.
+            # Without a price, rows can't be told apart.
             self.rows = max(1, min(self.rows, rows // 2))
 
     def ran_well(self) -> None:
-        """What made one fail may have gone: after ``CLEAN`` good batches in a row try a little more."""
+        """What made a batch fail may be gone: after ``CLEAN`` good batches in a row, try a little more."""
         self._clean += 1
         if self._clean < CLEAN or (self.rows, self.bytes) == self._most:
             return
@@ -65,9 +65,9 @@ class Limits:
 def pack(calls: Sequence[Call], limits: Limits) -> list[Call]:
     """Those of ``calls`` that run with the first: as many rows as may be, with the least padding.
 
-    ``calls`` are in order of arrival, and so is the result. The first is always in it, also
-    where it is dearer than a learned limit, so no item is passed over for ever. The others
-    are the ones most like it in price: an outlier runs with its like.
+    ``calls`` are in order of arrival, and so is the result. The first is always in it, even if it
+    costs more than a learned limit, so no item is passed over for ever. The others are the ones
+    closest to it in price: an outlier runs with others like it.
     """
     oldest = _first_rows(calls, limits)
     if limits.allow(*_totals(oldest)):
@@ -110,7 +110,7 @@ def _window(by_price: Sequence[Call], head: int, limits: Limits) -> tuple[int, i
 
     best, most = (head, head), by_price[head].rows
     for last in range(head, len(by_price)):
-        # Each further one at the cheap end adds rows and padding: what does not fit stays so.
+        # Each further one at the cheap end adds rows and padding: what does not fit now never will.
         first = bisect_left(range(head + 1), True, key=lambda first: fits(first, last))
         if first <= head and rows[last + 1] - rows[first] > most:
             best, most = (first, last), rows[last + 1] - rows[first]

@@ -31,7 +31,7 @@ State: TypeAlias = Literal["empty", "building", "ready", "lent", "broken"]
 
 
 class Slot:
-    """A place for one instance after the other. Only the pool changes it."""
+    """A place for one instance at a time, one after the other. Only the pool changes it."""
 
     instance: Instance
     """Of every state but ``empty`` and ``broken``."""
@@ -49,7 +49,7 @@ class Slot:
 
 
 class Waiter:
-    """One that waits for an instance, in its loop."""
+    """A caller that waits for an instance, in its own loop."""
 
     def __init__(self) -> None:
         self.slot: Slot | None = None
@@ -89,7 +89,7 @@ class Pool:
         in_child(self._begin_in_child)
 
     def _begin(self) -> None:
-        # Taken again in the same thread by what is called back at once, having ended already.
+        # Reentrant: a callback for what has already ended runs at once, in the same thread.
         self._lock = threading.RLock()
         self._waiters: deque[Waiter] = deque()
         self._watchers: list[Waiter] = []
@@ -110,7 +110,7 @@ class Pool:
         return sum(slot.state in states for slot in self.slots)
 
     async def borrow(self) -> Slot:
-        """A slot that is nobody else's until ``give_back``. Raises ``Rejected``."""
+        """A slot that belongs to nobody else until ``give_back``. Raises ``Rejected``."""
         with self._lock:
             slot = self._take()
             if slot is not None:
@@ -131,7 +131,7 @@ class Pool:
         raise waiter.error
 
     def give_back(self, slot: Slot) -> None:
-        """Lend ``slot`` to the next, as soon as nothing works on it; after a fault, a new instance."""
+        """Lend ``slot`` to the next caller once nothing works on it; after a fault, with a new instance."""
         slot.instance.clean(lambda: self._cleaned(slot))
 
     def build_all(self) -> None:
@@ -261,7 +261,7 @@ class Pool:
         logger.warning("%s had a fault: it is replaced", slot.name)
         ended = self._discard(slot)
         if not self.closed:
-            # Not before: a card may have no room for both.
+            # Not earlier: a card may have no room for both.
             slot.state = "building"
             ended.add_done_callback(lambda _: self._rebuild(slot))
 

@@ -1,4 +1,4 @@
-"""What one item weighs in a batch: the bytes of a row, its rows, and the key of its like.
+"""What one item weighs in a batch: the bytes of a row, its rows, and the key of those it may join.
 
 Owns the callables that a user gives for these, and the check of what they return. What a
 whole batch takes is in ``packing``.
@@ -45,7 +45,7 @@ class Pricing:
         price = self._cost if isinstance(self._cost, int) else _whole("cost", self._cost(item), 0)
         rows = 1 if self._rows is None else _whole("rows", self._rows(item), 1)
         key = None if self._key is None else self._key(item)
-        hash(key)  # What has none fails here, for its own caller.
+        hash(key)  # A key without a hash fails here, for its own caller.
         self._check_size(rows, price)
         return price, rows, key
 

@@ -1,4 +1,4 @@
-"""``Processes``: one function in several worker processes, for work that holds the interpreter's lock.
+"""``Processes``: one function in several worker processes, for work that holds the GIL.
 
 Owns the caller's side. A process is an instance like any other (``instances``): lent to one
 call, replaced when it dies.

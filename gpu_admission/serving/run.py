@@ -26,7 +26,7 @@ class Run:
         self.outcome: Ending = "client"
 
     def hand_out(self, results: Sequence[Any]) -> None:
-        """Give each caller what is its item's: a result, or an exception among them."""
+        """Give each caller the entry for its item: a result, or an exception among the results."""
         for call, result in zip(self.calls, results, strict=True):
             if isinstance(result, Exception):
                 call.fail(result)

@@ -18,10 +18,10 @@ class Drained(Protocol):
 
 @contextmanager
 def drain_at_sigterm(admission: Drained) -> Iterator[None]:
-    """In an app's lifespan: at SIGTERM ``admission.drain()``, and then what the server does by itself.
+    """In an app's lifespan: at SIGTERM call ``admission.drain()``, then do what the server does by itself.
 
-    Servers stop listening and let running requests end, but those in the queue would only wait for
-    their turn. With it they hear 503 ``draining`` at once, and ``/health/ready`` says no. Outside of the
+    Servers stop listening and let running requests end, but those in the queue would go on waiting for
+    their turn. With this they get 503 ``draining`` at once, and ``/health/ready`` fails. Outside of the
     main thread, where Python takes no signals, it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():

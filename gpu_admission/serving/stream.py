@@ -34,7 +34,7 @@ def _visible() -> list[str]:
 
 
 class Stream:
-    """Of the thread that makes it, from then on: ``device`` and a stream of its own are current there."""
+    """Makes ``device``, and a stream of its own, current in the thread that creates it, from then on."""
 
     def __init__(self, device: str) -> None:
         self._index = int(device.removeprefix("cuda:")) if device != "cpu" else None

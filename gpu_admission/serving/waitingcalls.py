@@ -16,7 +16,7 @@ from gpu_admission.serving.call import Call, ClosedBy
 from gpu_admission.serving.packing import Limits, pack
 
 LOOK_AT = 4
-"""A batch is chosen among so many times the rows of one, the oldest: more would only cost time."""
+"""A batch is chosen among the oldest calls, this many times the rows of one: more would only cost time."""
 
 
 class Group:
@@ -54,7 +54,7 @@ class Group:
         return self._dearest
 
     def full(self, limits: Limits) -> ClosedBy | None:
-        """Why nothing that comes could make its next batch longer; ``None`` while it could."""
+        """Why no new call could make its next batch longer; ``None`` while one could."""
         if self.rows >= limits.rows:
             return "items"
         return "bytes" if self.rows * self.dearest > limits.bytes else None
@@ -116,8 +116,8 @@ class Line:
     ) -> tuple[list[Call], ClosedBy] | None:
         """The batch that closes now, taken out, and why; ``None`` while company may come.
 
-        That is for ``patience`` seconds from its first call on. Of all that close it is the one
-        whose first call is oldest. ``hurry``: each closes.
+        Company may come for ``patience`` seconds from the batch's first call on. If several close, the
+        one with the oldest first call is taken. ``hurry``: every batch closes.
         """
         ready = [
             (group.head.number, group, why)
@@ -138,5 +138,5 @@ class Line:
         return hurry or ("max_wait" if group.head.at <= since else None)
 
     def oldest(self) -> float:
-        """When the first of all came."""
+        """When the oldest of all calls came."""
         return min(group.head.at for group in self._groups.values())

@@ -35,7 +35,7 @@ class Endings(Protocol):
 
 
 class Reported(Protocol):
-    """An admission, for all that is asked of it here."""
+    """The part of an admission that is used here."""
 
     @property
     def endings(self) -> Endings: ...
@@ -80,7 +80,7 @@ class Watchdog:
         self._hung_after = hung_after
         self._hung = 0
         self._in_thread = False
-        # One of its own: where requests have taken all threads, the probe is not late for that.
+        # One of its own, so that the probe is not late when requests have taken all threads.
         self._thread = anyio.CapacityLimiter(1)
 
     async def run(self) -> None:
@@ -92,7 +92,7 @@ class Watchdog:
     async def look(self) -> Outcome:
         """Run the probe once. Its exception is told by name only, and never raised."""
         if self._in_thread:
-            # The last one hangs still: no second thread is spent on it.
+            # The last one still hangs: don't spend a second thread on it.
             return self._late()
         try:
             with anyio.move_on_after(self._limit) as scope:
@@ -118,7 +118,7 @@ class Watchdog:
                 self._call_sync, claim, abandon_on_cancel=True, limiter=self._thread
             )
         finally:
-            # Where no thread has taken it up yet, none does: it is late, and does not hang.
+            # If no thread has taken it up yet, none will: then it is late, but does not hang.
             claim.acquire(blocking=False)
         if result and inspect.isawaitable(result[0]):
             await result[0]
