@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 LOOK_SECONDS = 1.0
 """How often a thread that waits for a loop looks whether that still runs."""
+_ENDED = "the event loop has ended while a thread waited for it: end the threads that wait before their loop"
 
 running_asyncio = asyncio._get_running_loop
 """The running asyncio loop, or ``None``. It raises nothing, but asks the system for the process's id: a
@@ -71,7 +73,18 @@ def call_within(loop: Any, seconds: float, function: Callable[[], object]) -> No
         loop.run_sync_soon(function)
 
 
-def _wait_for(loop: asyncio.AbstractEventLoop, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+def _wait_for(loop: Any, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        return _wait_for_asyncio(loop, ask)
+    import trio
+
+    try:
+        return trio.from_thread.run(ask, trio_token=loop)
+    except (trio.Cancelled, trio.RunFinishedError):
+        raise RuntimeError(_ENDED) from None
+
+
+def _wait_for_asyncio(loop: asyncio.AbstractEventLoop, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
     future = asyncio.run_coroutine_threadsafe(ask(), loop)
     while True:
         try:
@@ -80,7 +93,9 @@ def _wait_for(loop: asyncio.AbstractEventLoop, ask: Callable[[], Coroutine[Any, 
             if future.done():
                 return future.result()  # just now, or its own TimeoutError
             if not loop.is_running() and future.cancel():
-                raise RuntimeError("the event loop has ended while a thread waited for it") from None
+                raise RuntimeError(_ENDED) from None
+        except CancelledError:
+            raise RuntimeError(_ENDED) from None
 
 
 def _nothing() -> None:
@@ -127,11 +142,7 @@ class Home:
                 "a plain `with` waits through the event loop that serves requests, and none has yet: "
                 "use `async with` inside a loop"
             )
-        if isinstance(self.loop, asyncio.AbstractEventLoop):
-            return _wait_for(self.loop, ask)
-        import trio
-
-        return trio.from_thread.run(ask, trio_token=self.loop)
+        return _wait_for(self.loop, ask)
 
     def _is_here(self) -> bool:
         return has_loop() and running_loop() is self.loop

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import anyio
@@ -255,3 +255,29 @@ async def test_a_lease_that_is_granted_as_its_thread_looks_up_is_the_threads(
 
     assert await anyio.to_thread.run_sync(work) == 10
     assert admission.snapshot().in_use == 0
+
+
+def test_a_thread_that_waits_hears_that_its_loop_has_ended(anyio_backend_name: str) -> None:
+    admission, kept, errors = Admission(capacity=10, estimator=1), ExitStack(), list[BaseException]()
+
+    def work() -> None:
+        try:
+            with admission.lease(10):
+                raise AssertionError
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+
+    async def main() -> None:
+        async with admission.lease(5) as lease:
+            kept.enter_context(lease.keep())
+            thread.start()
+            await until(lambda: admission.snapshot().waiting == 1)
+
+    anyio.run(main, backend=anyio_backend_name)
+    thread.join(20)
+    assert [type(error) for error in errors] == [RuntimeError]
+    assert "the event loop has ended" in str(errors[0])
+    kept.close()
+    assert (admission.snapshot().in_use, admission.snapshot().waiting) == (0, 0)
