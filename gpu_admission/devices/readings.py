@@ -31,7 +31,7 @@ class Readings:
     with its age and an ``error``. ``leases(index) -> (capacity, held)`` is asked before and
     after each look and written into the reading. ``on_reading(index)`` is called after each
     look, in the ticking thread. ``others(index)`` gives what leases of other processes take:
-    they are added to what is ours. ``keep`` readings of each device are kept.
+    that is added to what is ours. ``keep`` readings of each device are kept.
     """
 
     def __init__(

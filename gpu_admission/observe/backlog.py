@@ -1,9 +1,9 @@
 """Events that wait to be worked off in a thread.
 
-An observer may be called by the garbage collector (it closes a generator that held a
-lease) in the middle of anything, also of a metrics library that holds a lock which it can't
-take twice. So observers that count must take no lock when called: they append here, and a
-thread, or whoever reads the numbers, works it off.
+The garbage collector may call an observer (by closing a generator that held a lease) in the
+middle of anything, even of a metrics library that holds a lock it can't take twice. So observers
+that count must take no lock when called: they append here, and a thread, or whoever reads the
+numbers, works it off.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Backlog:
         self._pid: int | None = None
 
     def start(self) -> None:
-        """Work it off from now on; called again in a forked process it starts there too."""
+        """Start working events off; in a forked process, call it again to start there too."""
         if self._pid == os.getpid():
             return
         if self._pid is not None:

@@ -1,4 +1,4 @@
-"""``BatchMetrics``: the Prometheus side of batchers. What a batch counts; serving it is in ``scrape``."""
+"""``BatchMetrics``: the Prometheus side of batchers. Owns what a batch counts; ``scrape`` serves it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ _KEPT_AS = "_gpu_admission_batches"
 class BatchMetrics:
     """``Batcher(..., observer=BatchMetrics())``: counts in ``registry``, the default one if ``None``.
 
-    One may observe several batchers: they are told apart by the label ``batcher``, their
-    ``name``. Its objects are made once a registry. Raises ``ImportError`` without
-    ``prometheus-client``.
+    One object may observe several batchers: the label ``batcher``, their ``name``, tells them
+    apart. Metrics are made once per registry. Raises ``ImportError`` without ``prometheus-client``.
     """
 
     def __init__(self, *, registry: CollectorRegistry | None = None) -> None:

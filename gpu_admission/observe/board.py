@@ -1,8 +1,7 @@
 """What the status page shows: open leases, the queue, the last refusals, the last ten minutes.
 
-An observer that remembers what a snapshot does not know, and puts it together with one into
-plain JSON types. Route patterns, names, bytes and times only: never a body, a raw path, a
-header or a key.
+An observer that remembers what a snapshot does not have, and combines both into plain JSON
+types. Route patterns, names, bytes and times only: never a body, a raw path, a header or a key.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ class Board:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # The garbage collector may end a lease, and so call this, inside of this very lock.
+        # Reentrant: the garbage collector may end a lease, and so call this, while the lock is held.
         self._lock = Turn()
         self._leases: dict[int, Event] = {}
-        """By number; what each holds now is in the last event of it."""
+        """Open leases by number; what each holds now is in its last event."""
         self._began: dict[int, float] = {}
         self._refusals: deque[Event] = deque(maxlen=20)
         self._measured: deque[Event] = deque(maxlen=30)

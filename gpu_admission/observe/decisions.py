@@ -1,4 +1,4 @@
-"""The decision log: one JSON line for each request, when it has ended, been refused, or left.
+"""The decision log: one JSON line for each request, once it has ended, was refused, or its client left.
 
 Owns the fields of the line. A line holds no body, header, raw path or key; how it gets to
 the disk without anybody waiting is ``LineFile``'s work. ``gpu-admission replay`` reads it.
@@ -32,15 +32,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     bytes: int = 0
     """The estimate: what it was charged. 0 where it was refused before there was one."""
     reason: str = ""
-    """Of a refusal; in shadow mode what would have been said."""
+    """Why it was refused; in shadow mode, why it would have been."""
     status: int = 0
     waited: float = 0.0
     held: float = 0.0
     """How long it held its bytes."""
     held_bytes: int = 0
-    """What it held at its end, which a resize makes different from ``bytes``."""
+    """What it held at its end; after a resize this differs from ``bytes``."""
     peak: int | None = None
-    """Bytes that it really took, where the app told."""
+    """Bytes that it really took, where the app reported them."""
     outcome: str = ""
     device: str = ""
     lease: int = 0
@@ -69,10 +69,10 @@ class DecisionLog:
         if not parent.is_dir():
             raise FileNotFoundError(f"path: there is no directory {str(parent)!r}")
         size = parse_bytes(max_bytes, name="max_bytes")
-        # The monotonic clock counts from anywhere: this puts events on the calendar.
+        # The monotonic clock has an arbitrary zero: this puts events on the calendar.
         line = functools.partial(_line, epoch=time.time() - time.monotonic())
         self._would: dict[int, str] = {}
-        """What shadow mode said of the leases that are open."""
+        """What shadow mode said about the leases that are open."""
         self._file = LineFile(os.fspath(path), line, max_bytes=size, keep=keep, max_queued=max_queued)
         closed_with(self, self._file)
 

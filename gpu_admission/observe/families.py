@@ -24,7 +24,7 @@ _KEPT_AS = "_gpu_admission_families"
 
 
 class Source(Protocol):
-    """What knows the numbers of one budget."""
+    """The source of one budget's numbers."""
 
     def refresh(self) -> None:
         """Bring the metrics up to date."""
@@ -34,16 +34,16 @@ class Source(Protocol):
 class Families:
     """The metric objects of ``registry``. Make it with ``of``, which does not make a second one.
 
-    It is a collector itself, without a metric: being the first that is asked, it has the
-    sources bring the others up to date.
+    It is itself a collector, without a metric: it is asked first, and then has the sources bring
+    the others up to date.
     """
 
     @classmethod
     def of(cls, registry: CollectorRegistry) -> Families:
         """The metrics of ``registry``, made at the first call.
 
-        They are kept on the registry itself: so they are found again by an app that is built
-        twice, a module that is reloaded, or one that was imported under two names.
+        They are kept on the registry itself, so that an app that is built twice finds them again, as
+        does a module that is reloaded or imported under two names.
         """
         known: Families | None = getattr(registry, _KEPT_AS, None)
         if known is None:
@@ -62,11 +62,11 @@ class Families:
         self._gauge_device()
 
     def show(self, budget: str, source: Source) -> None:
-        """``source`` speaks for ``budget`` from now on: of an app that was built again, the newer one."""
+        """``source`` speaks for ``budget`` from now on: if an app was built again, the newer one does."""
         self._sources[budget] = weakref.ref(source)
 
     def works(self, budget: str, source: Source) -> None:
-        """``source`` begins to count. Two that count under one name hide each other: say so."""
+        """``source`` begins to count. Two that count under one name hide each other, so warn about that."""
         working = self._working.setdefault(budget, weakref.WeakSet())
         if any(other is not source for other in working):
             logger.warning(

@@ -1,7 +1,7 @@
-"""The metrics that the Gateway API inference extension chooses a server by, under the names that it reads.
+"""The metrics by which the Gateway API inference extension chooses a server, under the names it reads.
 
-Owns these three names, and how they follow from our own metrics; what is scraped besides is in
-``scrape``. Its endpoint picker takes vLLM's names unless it is told others.
+Owns these three names, and how they follow from our own metrics; everything else that is scraped is
+in ``scrape``. The extension's endpoint picker uses vLLM's names unless it is given others.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class History:
     def __init__(self, *, step: float = 5.0, steps: int = 120) -> None:
         self.step = step
         self._steps = steps
-        # The garbage collector may end a lease, and so record, inside of this very lock.
+        # Reentrant: the garbage collector may end a lease, and so record, while the lock is held.
         self._lock = Turn()
         self._slot: int | None = None
         self._most: deque[tuple[int, int]] = deque(maxlen=steps)

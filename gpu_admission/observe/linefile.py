@@ -1,4 +1,4 @@
-"""A file of lines that one thread writes behind everybody's back, and turns over by size.
+"""A file of lines that one thread writes in the background, and rotates by size.
 
 Owns the bounded queue to that thread, its life, and what happens when the disk is slow or
 fails: lines are left out and counted. What a line says is the caller's.
@@ -20,8 +20,8 @@ from gpu_admission.runtime.fork import in_child
 
 logger = logging.getLogger("gpu_admission")
 _PATIENCE = 5.0
-# A lease that ends while the interpreter is taken apart finds no thread to write its line, and can
-# start none: waiting for one to begin would never end.
+# A lease that ends during interpreter shutdown finds no thread to write its line, and can't start
+# one: waiting for it to begin would never end.
 _is_finalizing = sys.is_finalizing
 
 
@@ -29,8 +29,8 @@ class LineFile:
     """``put`` never waits. ``line`` makes text of what was put, in the writing thread.
 
     At ``max_bytes`` (0: never) ``path`` becomes ``path.1`` and so on up to ``keep``; at most
-    ``max_queued`` lines wait for the disk. The thread starts with the first line, so that a
-    fork before it takes no half of it along, and again when it has not survived a fork.
+    ``max_queued`` lines wait for the disk. The thread starts with the first line, so that an earlier
+    fork inherits no half of it, and is started again after a fork, which it does not survive.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class LineFile:
     def _make(self) -> None:
         """What belongs to one process: lines that wait at a fork are the parent's to write."""
         # The collector may end a lease, and so put a line, in the middle of a put: this queue
-        # allows for it, and whoever finds the thread being started leaves it to the other.
+        # allows for that, and whoever finds the thread being started leaves that to the other.
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -97,7 +97,7 @@ class LineFile:
 
 
 class _File(RotatingFileHandler):
-    """The standard library's, with failures told to ``failed`` instead of printed."""
+    """The standard library's handler, which reports failures to ``failed`` instead of printing them."""
 
     failed: Callable[[], None]
 

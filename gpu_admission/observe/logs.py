@@ -23,7 +23,7 @@ _EXTRAS = ("route", "lane", "reason", "status", "bytes", "waited", "held", "devi
 class Logs:
     """An observer that logs each event: refusals and clients that left at INFO, bad ends at WARNING.
 
-    The rest, with the memory before and after, at DEBUG. Extras of each line: ``request_id``
+    Everything else, with the memory before and after, is at DEBUG. Extras of each line: ``request_id``
     (from ``X-Request-ID``, or made), ``event``, ``lease``, and the fields of ``Event`` in
     bytes and seconds.
     """
@@ -33,7 +33,7 @@ class Logs:
     def __init__(self, logger: logging.Logger | str = "gpu_admission.requests") -> None:
         self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
         self._ids: dict[int, str] = {}
-        """Request ids of open leases: a lease may end in another context."""
+        """Request ids of open leases, since a lease may end in another context."""
 
     def watch(self, admission: Admission) -> None:
         self._admission = admission
@@ -57,7 +57,7 @@ class Logs:
         return self._ids.get(event.lease) or current_request_id()
 
     def _memory(self) -> dict[str, Any]:
-        """What is held and what the devices said last, with the age of that."""
+        """What is held, and the devices' last readings with their age."""
         snapshot = self._admission.snapshot()
         return {
             "in_use": snapshot.in_use,
@@ -74,7 +74,7 @@ class Logs:
 
 
 class RequestIdFilter(logging.Filter):
-    """Puts ``request_id`` on every record of a handler, the app's own lines too."""
+    """Puts ``request_id`` on every record of a handler, including the app's own lines."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not hasattr(record, "request_id"):

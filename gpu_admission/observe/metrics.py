@@ -30,8 +30,8 @@ _OUTCOMES = ("ok", "error", "oom", "fault", "client")
 class Metrics:
     """``Admission(observers=[Metrics()])``: Prometheus metrics in ``registry``, the default one if ``None``.
 
-    One for each admission; budgets are told apart by the label ``budget``, the setting
-    ``name``. Where ``PROMETHEUS_MULTIPROC_DIR`` is set, it works with several processes.
+    Make one for each admission; the label ``budget``, the setting ``name``, tells budgets apart.
+    Where ``PROMETHEUS_MULTIPROC_DIR`` is set, it works with several processes.
     Raises ``ImportError`` without ``prometheus-client``.
     """
 
@@ -78,7 +78,7 @@ class Metrics:
     # what has happened
 
     def _prepare(self) -> None:
-        """Counters that alerts look at begin at 0: an increase is seen from the first time on."""
+        """Counters that alerts look at begin at 0, so that even the first increase is seen."""
         self._families.leases_lost.labels(self._name)
         for lane in self._admission.lane_names:
             for outcome in _OUTCOMES:
@@ -113,7 +113,7 @@ class Metrics:
         return known
 
     def _route(self, route: str) -> str:
-        """The label for a route pattern. Whoever meters under ever new names gets one series for the rest."""
+        """The label for a route pattern. If ever new names come, all further ones share one series."""
         if route not in self._routes:
             if len(self._routes) >= _MOST_ROUTES:
                 return "other"
@@ -133,7 +133,7 @@ class Metrics:
         families.running.labels(self._name).set(running_here(snapshot))
         families.buffered.labels(self._name).set(snapshot.buffered_bytes)
         if not admission.monitor.is_measured:
-            # Devices get their names by then: a series under another one would stay.
+            # By then devices have their names: a series under an earlier name would stay.
             return
         for device in snapshot.devices:
             self._measure_device(device)
@@ -169,5 +169,5 @@ class Metrics:
             (families.device_read_at, read_at),
         )
         for gauge, value in values:
-            # Unknown is never zero: no comparison holds for it.
+            # Unknown is NaN, never zero: no comparison holds for it.
             gauge.labels(*labels).set(math.nan if value is None else value)

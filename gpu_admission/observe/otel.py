@@ -1,8 +1,8 @@
 """``OpenTelemetry``: a span event for each decision, and metrics, named by the semantic conventions.
 
 Owns the OpenTelemetry side; it needs the extra ``otel`` (the API only: the app chooses the
-SDK and where things are sent). Names of devices' metrics are those of ``hw.gpu.*``; those
-for which the conventions have none begin with ``gpu_admission.``.
+SDK and where things are sent). Device metrics have the names of ``hw.gpu.*``; metrics for which
+the conventions have no name begin with ``gpu_admission.``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OpenTelemetry:
         gauge("hw.temperature", [self._of_readings("temperature")], "Cel", "Temperature of the GPU.")
 
     def watch(self, admission: Admission) -> None:
-        """Called by the admission that it observes; one for each."""
+        """Called by the admission that it observes; make one observer for each."""
         if getattr(self, "_admission", admission) is not admission:
             raise ValueError("an OpenTelemetry observes one Admission: make another one")
         self._admission = admission

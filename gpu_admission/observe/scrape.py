@@ -1,8 +1,8 @@
 """``metrics_app``: an app to mount that answers a Prometheus scrape, for one process or all workers.
 
-Owns what several processes need: their files are read together, and those of dead workers
-are dropped, with what they still held counted as lost. No web server tells us of a worker's
-death, so each scrape looks.
+Owns what several processes need: their files are read together, and those of dead workers are
+dropped, with what those still held counted as lost. No web server tells us that a worker has
+died, so each scrape checks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def metrics_app(*, registry: CollectorRegistry | None = None, inference_gateway:
 
     Where ``PROMETHEUS_MULTIPROC_DIR`` is set, every worker answers for all of them.
     ``inference_gateway=True`` adds the three gauges by which the Gateway API inference extension
-    chooses a server, under vLLM's names; leave it out where an engine beside tells its own.
+    chooses a server, under vLLM's names; leave it out if an engine beside it exports its own.
     """
     import prometheus_client
 
@@ -65,7 +65,7 @@ def _named(registry: CollectorRegistry, inference_gateway: bool) -> CollectorReg
 
 
 def drop_dead(folder: Path, families: Families) -> None:
-    """Remove what dead workers left in ``folder`` of what is; what has happened stays counted."""
+    """Remove the gauges that dead workers left in ``folder``; their counters stay."""
     for path in folder.glob("gauge_live*.db"):
         match = _LIVE.fullmatch(path.name)
         if match and not _is_alive(int(match[1])):
@@ -76,7 +76,7 @@ def drop_dead(folder: Path, families: Families) -> None:
 def _remove(path: Path) -> Counter[str]:
     """Remove a file, and return the leases that were open in it, by budget.
 
-    It is renamed first: of several workers that are scraped at once, one counts.
+    It is renamed first, so that only one of several workers scraped at once counts it.
     """
     taken = path.with_suffix(".dead")
     lost: Counter[str] = Counter()
@@ -108,7 +108,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _is_zombie(pid: int) -> bool:
-    """A killed worker whose monitor has not looked yet (told by Linux only)."""
+    """Whether it is a killed worker that its parent has not reaped yet (seen on Linux only)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

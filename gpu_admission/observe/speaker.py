@@ -1,6 +1,6 @@
-"""Which of several workers tells the figures of a budget that they share, so that none is counted twice.
+"""Which of several workers reports the figures of a shared budget, so that none is counted twice.
 
-Where workers write their metrics to one folder, a scrape adds up what they wrote. Owns who of them
+Where workers write their metrics to one folder, a scrape adds up what they wrote. Owns which of them
 writes a shared budget's totals; the others write 0.
 """
 
@@ -15,7 +15,7 @@ from gpu_admission.types import DeviceSnapshot, LaneSnapshot, MemberSnapshot, Sn
 
 
 def speaks_for(snapshot: Snapshot) -> bool:
-    """Whether this process tells the totals of its budget: the longest living of those that write here."""
+    """Whether this process reports its budget's totals: the oldest of those that write here does."""
     folder, own = _folder(), _own(snapshot)
     if folder is None or own is None:
         return True
@@ -32,7 +32,7 @@ def _writes(member: MemberSnapshot, own: MemberSnapshot, folder: Path) -> bool:
 
 
 def running_here(snapshot: Snapshot) -> int:
-    """Leases that this process is to tell: where others tell theirs, its own (lost, should it die)."""
+    """Leases that this process reports: its own, where others report theirs (lost if it dies)."""
     own = _own(snapshot)
     return snapshot.running if own is None or _folder() is None else own.running
 
@@ -47,7 +47,7 @@ def _folder() -> Path | None:
 
 
 def without_totals(snapshot: Snapshot) -> Snapshot:
-    """``snapshot`` with 0 in place of what another worker tells."""
+    """``snapshot`` with 0 in place of what another worker reports."""
     return msgspec.structs.replace(
         snapshot,
         lanes=tuple(map(_empty_lane, snapshot.lanes)),

@@ -1,7 +1,7 @@
 """``status_app``: the status page, as an app to mount. One address: a page, JSON, or a stream, by ``Accept``.
 
-Owns who may look and how it is sent. It is read-only, and answers nobody unless the caller
-says who: what it shows is for operators. What is shown is put together in ``board``.
+Owns who may look and how it is sent. It is read-only, and answers nobody unless the caller says
+who may look: what it shows is for operators. What is shown is put together in ``board``.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 def status_app(admission: Admission, *, token: str | None = None, allow: Allow | None = None) -> ASGIApp:
     """The status page of ``admission``, for ``app.mount("/gpu", status_app(admission, token=...))``.
 
-    Who may look has to be said: whoever sends ``token`` (as a bearer token, or as the
-    password that a browser asks for), or whomever ``allow(connection)`` lets in, such as
-    ``local_only``. Raises ``TypeError`` when neither or both are given, and ``ValueError``
-    for a token that is short enough to be guessed.
+    You have to say who may look: whoever sends ``token`` (as a bearer token, or as the password
+    that a browser asks for), or whomever ``allow(connection)`` lets in, such as ``local_only``.
+    Raises ``TypeError`` when neither or both are given, and ``ValueError`` for a token that is
+    short enough to be guessed.
     """
     if (token is None) == (allow is None):
         raise TypeError(
@@ -153,7 +153,7 @@ class StatusApp:
 
 
 def preferred(accept: str) -> str:
-    """What a client wants most of what there is; JSON unless it names something else."""
+    """What a client would most like of what there is; JSON unless it names something else."""
     best, wanted = 0.0, "application/json"
     for part in accept.lower().split(","):
         kind, _, parameters = part.partition(";")

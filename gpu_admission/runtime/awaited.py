@@ -23,9 +23,9 @@ _GROUPS = ("_tasks", "child_tasks", "_children")
 
 
 def waits_for_this(task_id: int) -> bool:
-    """Whether the task of that identity, as ``running_task`` has it, waits until the running one has ended.
+    """Whether the task of that identity, as ``running_task`` gives it, waits for the running one to end.
 
-    Itself, or for others that do.
+    It may do so itself, or through others that do.
     """
     here = running_task()
     tasks = _tasks()
@@ -75,7 +75,7 @@ def _awaited_by(task: Any) -> Iterator[Any]:
 
 
 def _ends_by_itself(values: Mapping[str, Any]) -> bool:
-    """Of ``asyncio.wait`` and ``wait_for``."""
+    """Tasks that ``asyncio.wait`` and ``wait_for`` wait for."""
     is_limited = values.get("timeout") is not None
     return is_limited or values.get("return_when", asyncio.ALL_COMPLETED) != asyncio.ALL_COMPLETED
 
@@ -94,7 +94,7 @@ def _suspended_in(coroutine: Any) -> list[FrameType]:
 
 
 def _tasks_in(value: Any) -> Iterator[Any]:
-    """``value`` where it is a task, or those that it is a collection or a group of."""
+    """``value`` itself if it is a task, or the tasks in it if it is a collection or a group of them."""
     if _is_task(value):
         yield value
         return

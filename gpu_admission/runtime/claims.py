@@ -1,4 +1,4 @@
-"""What this process says that it alone uses on this host, for other processes of the same user to see.
+"""What this process claims to use alone on this host, for other processes of the same user to see.
 
 A claim is a locked file in the directory for temporary files: the kernel gives it back however the
 process ends. Owns these files; what is claimed is the caller's business.
@@ -24,7 +24,7 @@ class Claims:
     def claim(self, what: str) -> bool:
         """Whether no other process has claimed ``what``, as far as that can be known.
 
-        This one keeps it until its end; to claim it again is nothing new.
+        This one keeps the claim until its end; claiming it again does nothing.
         """
         if what in self._files:
             return True
@@ -46,7 +46,7 @@ class Claims:
 
 
 def _folder() -> Path:
-    """Raises ``OSError`` where another user has made it."""
+    """Raises ``OSError`` if another user has made it."""
     folder = Path(tempfile.gettempdir()) / f"gpu_admission-{os.geteuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     said = folder.lstat()

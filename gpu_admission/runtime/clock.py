@@ -1,4 +1,4 @@
-"""The clock that everything here goes by. Tests and simulations put another one in its place."""
+"""The clock that everything here uses. Tests and simulations put another one in its place."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The log line of what a user's own function has failed with, fit for what a client may have put into it.
+"""The log line for a failure of a user's own function, safe whatever a client may have put into it.
 
-An exception's text may be a prompt, and its line feeds would forge records: the line names the
-class and the place only, and the rest is told at DEBUG, escaped. So must everything be logged that
-may fail while a request's own exception is handled: a traceback shows that one too.
+An exception's text may be a prompt, and its line feeds would forge records: the line names only the
+class and the place; the rest goes to DEBUG, escaped. Everything that may fail while a request's own
+exception is handled must be logged this way: a traceback shows that exception too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ logger = logging.getLogger("gpu_admission")
 
 
 def log_failure(what: str, error: BaseException, then: str) -> None:
-    """Log ``what`` failed with ``error``, and what is done ``then``. Both strings are our own."""
+    """Log that ``what`` failed with ``error``, and what is done ``then``. Both strings are our own."""
     logger.error("%s with %s: %s (%s)", what, type(error).__name__, then, _place(error))
     if logger.isEnabledFor(logging.DEBUG):
         logger.debug("%s: %s", what, ascii("".join(traceback.format_exception(error))))

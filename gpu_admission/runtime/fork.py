@@ -1,4 +1,4 @@
-"""What must be made anew in a forked process: once, for all that has a lock, a thread or a loop.
+"""Makes anew in a forked process whatever has a lock, a thread or a loop: one place for all of it.
 
 A child inherits locks as they were: one that another thread of the parent held at the fork is
 never released in the child. Nothing here knows what its callers renew.
@@ -17,8 +17,8 @@ _Renewal = weakref.WeakMethod[Callable[[], object]]
 def in_child(renew: Callable[[], object]) -> None:
     """Call the bound method ``renew`` in every process that is forked from this one.
 
-    For as long as its object lives, in the order in which they were named, before anything
-    else runs in the child.
+    For as long as the method's object lives; in the order of these calls, and before anything else
+    runs in the child.
     """
     renewals = _registered()
     key = object()

@@ -1,6 +1,6 @@
-"""Starting a task that belongs to no request, which one is running, and what makes one.
+"""Starting a task that belongs to no request, telling which task is running, and what makes a coroutine.
 
-On asyncio and on trio. Owns these three. What such a task does, and how it ends, belongs to its
+On asyncio and on trio. Owns these three. What such a task does, and how it ends, is up to its
 owner: a task from here must catch its own errors, since no one awaits it.
 """
 
@@ -37,9 +37,9 @@ def spawn(
 
 
 def is_cancelled() -> bool:
-    """Whether the running asyncio task is being cancelled itself.
+    """Whether the running asyncio task is itself being cancelled.
 
-    A ``CancelledError`` may also come out of something it awaits that others have cancelled.
+    A ``CancelledError`` may also come from something it awaits that others have cancelled.
     """
     loop = running_asyncio()
     task = None if loop is None else asyncio.current_task(loop)

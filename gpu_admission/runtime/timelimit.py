@@ -1,7 +1,7 @@
 """A limit on how long one call may take, at no cost while it takes no time.
 
 Most calls of a server's ``receive`` and ``send`` end without waiting, and a timer would cost more than
-they do: only one that really waits gets one. What a limit means is said where it is used.
+the call: only a call that really waits gets one. What a limit means is said where it is used.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ may only be set before a call has opened scopes of its own.
 
 
 async def rest(call: Awaitable[T], waits_for: Any, seconds: float) -> T:
-    """What ``call`` returns, that was begun and waits for ``waits_for``, or is ``NOT_BEGUN``.
+    """What ``call`` returns; it has begun and waits for ``waits_for``, unless that is ``NOT_BEGUN``.
 
-    Raises ``TimeoutError`` after ``seconds``, and cancels it.
+    Raises ``TimeoutError`` after ``seconds``, and cancels the call.
     """
     if waits_for is NOT_BEGUN:
         with anyio.fail_after(seconds):
             return await call
     assert isinstance(call, CoroutineType)
-    # Not a cancel scope of AnyIO's: the call may be inside of one by now, which has to be the outer one.
+    # Not AnyIO's cancel scope: the call may have entered one by now, which would have to be the outer one.
     async with asyncio.timeout(None if seconds == math.inf else seconds):
         result: T = await _rest(call, waits_for)
     return result

@@ -1,4 +1,4 @@
-"""One lock, and what may not come in the middle: the turn in which one thread changes a state.
+"""The turn in which one thread changes a state: a lock, and a place for what must not interrupt it.
 
 Python may interrupt a thread between any two lines of a change: the garbage collector closes a
 generator that holds a lease, a signal handler calls ``drain``. Such code runs in the very thread
@@ -18,7 +18,7 @@ from gpu_admission.runtime.fork import in_child
 
 
 class Turn:
-    """``with turn:`` one thread at a time; turns in turns are one.
+    """``with turn:`` lets in one thread at a time; a turn inside a turn is part of it.
 
     Where every microsecond counts, use ``lock``, ``depth`` and ``late`` as ``__enter__`` and
     ``__exit__`` do.
@@ -33,11 +33,11 @@ class Turn:
         in_child(self._make)
 
     def _make(self) -> None:
-        """At first, and in a forked process: there the lock may be held by a thread that is not there."""
+        """Called at first, and in a forked process, where a thread that is gone may hold the lock."""
         self.lock = threading.RLock()
-        """Its own, or one that it has in common with others: then it must be reentrant."""
+        """Its own lock, or one shared with others, which must then be reentrant."""
         self.depth = 0
-        """Turns in turns. Under the lock, above 0 means: by this very thread."""
+        """How many turns are nested. Under the lock, above 0 means: taken by this very thread."""
         self.late: deque[Callable[[], object]] = deque()
         """What came in the middle of a turn and is to be done after it."""
         self._catching_up = False
@@ -54,7 +54,7 @@ class Turn:
             self.catch_up()
 
     def take(self, change: Callable[[], object]) -> None:
-        """Call ``change``, which takes a turn: now, or after the one that it has interrupted."""
+        """Call ``change``, which takes a turn: now, or after the turn that it has interrupted."""
         with self.lock:
             if self.depth:
                 self.late.append(change)
@@ -65,8 +65,8 @@ class Turn:
         """Do what came in the middle of a turn, unless one is still being taken.
 
         One after the other, never one inside another: a collection may end thousands of leases.
-        Who finds others at it leaves it to them; they look again when they are through, so
-        nothing is left behind.
+        Whoever finds others at it leaves it to them; they look again when they are done, so nothing
+        is left behind.
         """
         while self.late and not self.depth and not self._catching_up:
             self._catching_up = True
@@ -81,5 +81,5 @@ class Turn:
     def _do(self, change: Callable[[], object]) -> None:
         try:
             change()
-        except Exception as error:  # of nobody's who is here: it must not fail the one whose turn it was
+        except Exception as error:  # it concerns nobody here: it must not fail the caller whose turn it was
             log_failure("what came in the middle of another change failed", error, "it is left out")

@@ -1,6 +1,6 @@
-"""One thread that does calls one after the other, awaited from asyncio or trio.
+"""One thread that runs calls one after the other, awaited from asyncio or trio.
 
-AnyIO's threads are whichever is free: a model whose stream and device belong to a thread
+AnyIO uses whichever thread is free, but a model whose stream and device belong to a thread
 needs one of its own. It is a daemon: a call that hangs in a driver must not keep the
 process from ending.
 """
@@ -42,7 +42,7 @@ class Worker:
 def _work(calls: Calls) -> None:
     while (job := calls.get()) is not None:
         _do(*job)
-        # Kept until the next one came, it would hold its arguments' memory.
+        # Kept until the next call came, it would hold its arguments' memory.
         del job
 
 
@@ -51,7 +51,7 @@ def _do(future: Future[Any], call: Callable[[], Any]) -> None:
         result = call()
     except BaseException as error:
         future.set_exception(error)
-        # The error's traceback leads here: it must not keep itself, and what it was about, alive.
+        # The error's traceback leads here: it must not keep itself, and all it refers to, alive.
         del future, call
     else:
         future.set_result(result)
