@@ -21,8 +21,8 @@ NOT_BEGUN: Any = object()
 ENDED: Any = object()
 """``next(call.__await__(), ENDED)`` runs a coroutine up to where it first waits, for ``rest`` to go on.
 
-It is what it waits for, or ``ENDED``: its result is lost, but no ``StopIteration`` is made, which would
-cost more than the call of most servers. Only where ``running_asyncio()`` is not ``None``: on trio a limit
+It gives what the coroutine waits for, or ``ENDED``; its result is lost, but no ``StopIteration`` is made,
+which costs more than most servers' calls. Only where ``running_asyncio()`` is not ``None``: on trio a limit
 may only be set before a call has opened scopes of its own.
 """
 

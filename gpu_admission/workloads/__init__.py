@@ -1,10 +1,10 @@
-"""What a request asks: bodies of well-known APIs, read into a ``Workload``.
+"""What a request asks for: bodies of well-known APIs, read into a ``Workload``.
 
 One dialect a file. Each has ``read(info)``, which raises ``UnreadableBody`` and nothing
 else; ``clamp(body, new_tokens)``, which lowers the limit on new tokens in a body; and
 ``sse_error(message, code)``, the last event of a stream that fails. None executes, fetches
 or opens anything. A dialect is chosen by the end of a request's path, by name, or given as
-an object. What a workload takes is ``estimators``'.
+an object. How much memory a workload takes is in ``estimators``.
 """
 
 from __future__ import annotations

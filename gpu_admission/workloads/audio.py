@@ -9,9 +9,9 @@ import struct
 from typing import Final
 
 AUDIO_HEAD: Final = 8 * 1024
-"""Characters of base64 that a header is looked for in."""
+"""Characters of base64 in which a header is looked for."""
 LEAST_BYTES_PER_SECOND: Final = 500
-"""Any format but WAV is taken for this little a second, so that its length is not
+"""Bytes a second that any format but WAV is assumed to have, so low that its length is not
 under-estimated: 4 kbit/s, below the lowest rates of speech codecs (AMR 4.75, Opus 6, MP3 8
 kbit/s). Lossless formats that hold silence can be smaller still."""
 _FORMAT_BYTES = 16
@@ -20,13 +20,13 @@ _EXTENSIBLE_BYTES = 40
 _SAMPLE_BITS: Final = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
 """Bits of a sample in PCM, floats, and the two companded forms, which are all of fixed length."""
 _MOST_SAMPLES: Final = 768_000
-"""Samples a second, in each channel, that a recording may state: no device makes more. An app that does
-not resample hands the model every sample, however short the header says they play."""
+"""The most samples a second, in each channel, that a recording may state: no device makes more. An app
+that does not resample hands the model every sample, however short the header says they play."""
 _SOUNDS = (b"RIFF", b"ID3", b"OggS", b"fLaC", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2", b"\xff\xf1")
 
 
 def seconds(head: bytes, size: int) -> float:
-    """The longest that a file of ``size`` bytes which starts with ``head`` can play."""
+    """The longest, in seconds, that a file of ``size`` bytes that starts with ``head`` can play."""
     rate = _wav_bytes_per_second(head) or LEAST_BYTES_PER_SECOND
     return size / rate
 
@@ -54,8 +54,8 @@ def _decoded(head: str) -> bytes:
 def _wav_bytes_per_second(head: bytes) -> int:
     """From the format chunk of a WAV; 0 where none, or more than one, stands before its data.
 
-    Only of uncompressed formats: what plays how long in any other is its codec's to say, and
-    a header that states more is not held to it by decoders.
+    Only for uncompressed formats: in any other, the codec decides how long the data plays, and
+    decoders do not hold a header to what it states.
     """
     if head[:4] not in (b"RIFF", b"RF64", b"RIFX") or head[8:12] != b"WAVE":
         return 0

@@ -1,4 +1,4 @@
-"""Which dialect reads a request. Owns their names, and the ends of paths that tell them."""
+"""Which dialect reads a request. Owns the dialects' names, and the path endings that select them."""
 
 from __future__ import annotations
 
@@ -88,13 +88,13 @@ _ONE_SEGMENT: Final = {
 
 
 _CACHED_PATH: Final = 256
-"""Characters of the longest path that is remembered: a client writes them."""
+"""Length of the longest path that is remembered: clients choose the paths."""
 _OFFLOAD_BYTES: Final = 32 * 1024
-"""More can hold up the loop for 50 ms: 4,000 objects, of which each costs some ten calls."""
+"""Larger bodies can hold up the loop for 50 ms: 4,000 objects at some ten calls each."""
 
 
 class Completed:
-    """A dialect of the user's own, with a default for what it lacks."""
+    """A user's own dialect, with defaults for what it lacks."""
 
     __slots__ = ("clamp", "offload_bytes", "read", "sse_error")
 
@@ -132,7 +132,7 @@ def dialect_for(path: str) -> FullDialect:
 
 
 def choose(path: str, given: Dialect | None) -> FullDialect:
-    """What reads a request to ``path``: the dialect that was ``given``, or else the path's."""
+    """The dialect that reads a request to ``path``: the one ``given``, or else the path's."""
     if given is not None:
         return Completed(given)
     return _remembered(path) if len(path) <= _CACHED_PATH else dialect_for(path)

@@ -1,7 +1,7 @@
-"""ComfyUI's ``/prompt``: a graph of nodes. Owns where in it the sizes of pictures stand.
+"""ComfyUI's ``/prompt``: a graph of nodes. Owns where in the graph the sizes of pictures are.
 
-A number may be a link to another node (``["7", 0]``): what that will be is not known here, so
-it is skipped, and its name is in ``defaulted``. The largest number of each kind counts.
+A number may be a link to another node (``["7", 0]``). What that will yield is not known here, so it
+is skipped and its name goes into ``defaulted``. The largest number of each kind counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SCALES: Final = ("scale_by", "upscale_by", "upscale_factor")
 
 
 class ComfyUI:
-    """Reads graphs of nodes. ``default_side`` are the pixels of a side that no node says."""
+    """Reads graphs of nodes. ``default_side``: pixels of a side that no node gives."""
 
     __slots__ = ("_counter", "_default_side", "offload_bytes")
 
@@ -95,7 +95,7 @@ def _links(inputs: list[Mapping[str, Any]], names: tuple[str, ...]) -> bool:
 
 
 def _number(value: Any) -> float:
-    """A number, or a text of one, which ComfyUI takes too; 0 for links and anything else."""
+    """A number, or text of a number, which ComfyUI accepts too; 0 for links and anything else."""
     if type(value) not in (int, float, str):
         return 0.0
     try:
@@ -105,7 +105,7 @@ def _number(value: Any) -> float:
 
 
 def _scale(inputs: list[Mapping[str, Any]]) -> float:
-    """The product of all enlargements, since each may follow the other."""
+    """The product of all enlargements, since they may follow one another."""
     scale = 1.0
     for fields in inputs:
         for name in _SCALES:

@@ -1,8 +1,8 @@
 """The content of chat messages: text, images, sound, video, files. Owns the sum over its parts.
 
-It charges every key that a part has, whatever its ``type`` says: servers differ in which
-one they look at. An unknown key is charged as text. Nothing remote is fetched: what is only
-named (an item, a document that the server keeps) goes into ``Tally.kept``.
+It charges every key that a part has, whatever its ``type`` says: servers differ in which key
+they look at. An unknown key is charged as text. Nothing remote is fetched: what is only
+referred to (an item, a document that the server keeps) goes into ``Tally.kept``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ MOST_IMAGES: Final = 10_000
 """A body with more images is refused."""
 _IMAGE_MARKS = 2
 _AUDIO_TOKENS_PER_SECOND = 25
-"""Of Qwen2-Audio, the most of the published audio models."""
+"""The rate of Qwen2-Audio, the highest of the published audio models."""
 _REMOTE_AUDIO_SECONDS = 1800.0
-"""What a recording that is not in the body is taken for."""
+"""Assumed length, in seconds, of a recording that is not in the body."""
 VIDEO_TOKENS: Final = 57_600
 """The published cap of Qwen2-VL's video reader: 90 % of a context of 128,000, in pairs of frames."""
 
@@ -69,11 +69,11 @@ class Tally:
         self._video_tokens = video_tokens
         self.tokens = 0
         self.media_tokens = 0
-        """Those of ``tokens`` that stand for images, sound and video, which no truncation of texts cuts."""
+        """The part of ``tokens`` for images, sound and video, which truncating text does not cut."""
         self.images: list[Size] = []
         self.audio_seconds = 0.0
         self.kept: list[str] = []
-        """Names of what only the server has: history, documents."""
+        """Names of fields for what only the server has: history, documents."""
 
     def row(self, content: Any) -> int:
         """Tokens of ``content`` as a prompt of its own, which are not added to ``tokens``."""
@@ -194,7 +194,7 @@ class Tally:
 
 
 def plain_texts(messages: list[Any]) -> tuple[list[str], list[Any]]:
-    """The texts of those ``messages`` that have a role and a text only, as most have; and the others."""
+    """The texts of those ``messages`` that have only a role and a text, as most do; and the others."""
     texts: list[str] = []
     others: list[Any] = []
     for message in messages:
@@ -213,7 +213,7 @@ def plain_texts(messages: list[Any]) -> tuple[list[str], list[Any]]:
 
 
 def _is_word(value: Any) -> bool:
-    """Whether it is short enough for the tokens that each message is charged anyway."""
+    """Whether it is so short that the tokens charged for every message cover it."""
     return type(value) is str and len(value) <= _WORD
 
 

@@ -1,10 +1,9 @@
 """Paths of calls that steer a server instead of giving it work. Owns the list.
 
 They interrupt, cancel, unload, or count and show: queued behind the work that they should stop,
-they would come too late. Each pattern is a whole path, with ``*`` for one segment. Paths that an
-app of one's own may well use for work (``/queue``, ``/history``) are not on the list, nor are
-calls that take memory (load, wake up), nor endings of paths: a client could choose one behind a
-path parameter.
+they would come too late. Each pattern is a whole path, with ``*`` for one segment. Not on the list
+are paths that a user's own app may well use for work (``/queue``, ``/history``), calls that take
+memory (load, wake up), and mere endings of paths, which a client could put into a path parameter.
 """
 
 from __future__ import annotations

@@ -52,5 +52,5 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _is_address(body: JSONObject, item: Any) -> bool:
-    """Whether a text leads to a picture or sound: all that servers with modalities take."""
+    """Whether a text points to a picture or sound, in any form that servers with modalities accept."""
     return type(item) is str and body.head(item, 8).lower().startswith(_ADDRESSES)

@@ -1,6 +1,6 @@
 """What a client reads in a stream that has begun and can't go on. Owns the framing.
 
-The words of each API are its dialect's.
+What each API says in its event is up to its dialect.
 """
 
 from __future__ import annotations

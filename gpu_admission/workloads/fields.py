@@ -39,10 +39,10 @@ class Fields:
     """Reads a JSON object, a form, or an upload, by the paths of its fields.
 
     ``images`` and ``audio`` lead to base64, data URLs, addresses or uploaded files, ``audio``
-    also to a number of seconds. Of several numbers the largest counts, and links to other
-    nodes of a graph (``["7", 0]``) are skipped. ``features`` names paths of further numbers: a list counts
-    its items, true is 1, what is absent is 0. ``default_new_tokens`` and ``default_side``
-    (pixels) are taken where the path is given and a body has no value there.
+    also to a number of seconds. Of several numbers the largest counts, and links to other nodes
+    of a graph (``["7", 0]``) are skipped. ``features`` names paths of further numbers: a list counts
+    as its length, true as 1, and a missing value as 0. ``default_new_tokens`` and ``default_side``
+    (pixels) apply where the path is given but a body has no value there.
     """
 
     __slots__ = ("_counter", "_defaults", "_features", "_image_tokens", "_paths", "_task", "offload_bytes")
@@ -121,7 +121,7 @@ class Fields:
         )
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
-        """``body`` with its limit at most ``new_tokens``; as it is where that is in a list, or nowhere."""
+        """``body`` with its limit at most ``new_tokens``; unchanged if the limit is in a list, or missing."""
         steps = self._paths.get("new_tokens", ())
         if not steps or any(step == "*" or step.isdecimal() for step in steps):
             return body
@@ -136,12 +136,12 @@ class Fields:
         return iter(()) if steps is None else _found(body.fields, steps)
 
     def _flat(self, body: JSONObject, name: str) -> Iterator[Any]:
-        """The values, of lists their items."""
+        """The values; for lists, their items."""
         for value in self._values(body, name):
             yield from value if type(value) is list else (value,)
 
     def _number(self, body: JSONObject, name: str) -> int:
-        """The largest number that is said, or the default of a field whose path is known."""
+        """The largest number given, or the default of a field whose path is known."""
         return self._said(body, name) or (self._defaults.get(name, 0) if name in self._paths else 0)
 
     def _said(self, body: JSONObject, name: str) -> int:
@@ -149,7 +149,7 @@ class Fields:
         return max((whole(value, name) for value in values), default=0)
 
     def _is_unsaid(self, body: JSONObject, name: str) -> bool:
-        """Whether a number is a default, or stands in part behind links that lead to other nodes."""
+        """Whether a number is a default, or some of it is behind links to other nodes."""
         if name not in _NUMBERS:
             return False
         if any(map(_is_link, self._values(body, name))):
@@ -182,7 +182,7 @@ def _found(value: Any, steps: tuple[str, ...]) -> Iterator[Any]:
 
 
 def _is_link(value: Any) -> bool:
-    """Whether a value is a node's name and one of its outputs: ``["7", 0]``, as ComfyUI's graphs have."""
+    """Whether a value is a node's name and one of its outputs, as in ComfyUI's graphs: ``["7", 0]``."""
     return type(value) is list and list(map(type, value)) == [str, int]
 
 

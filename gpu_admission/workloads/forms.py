@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _LONGEST_NUMBER = 32
 _LONGEST_NAME = 256
-"""Of a longer name this much is read: no field is called so."""
+"""A longer name is read only this far: no known field has such a name."""
 
 
 def media_type(info: RequestInfo) -> str:

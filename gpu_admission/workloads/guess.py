@@ -148,7 +148,7 @@ class Guess:
         )
 
     def _with_the_rest(self, workload: Workload, body: JSONObject, known: frozenset[str]) -> Workload:
-        """``workload`` with all fields that are not ``known``: as prompt, and as settings."""
+        """``workload`` plus all fields that are not ``known``, charged as prompt and read as settings."""
         tally = Tally(body, self._counter, self._image_tokens)
         tally.content({name: value for name, value in body.fields.items() if name not in known})
         total = workload.total_prompt_tokens
@@ -164,7 +164,7 @@ class Guess:
     def _with_settings(self, workload: Workload, fields: dict[str, Any]) -> Workload:
         """``workload`` with the largest limit, and all copies, that any settings in ``fields`` ask for."""
         if not workload.new_tokens:
-            return workload  # it generates nothing, whatever it says
+            return workload  # it generates nothing, whatever the body says
         settings = [fields, *(fields[name] for name in _SETTINGS if type(fields.get(name)) is dict)]
         made = read_made(settings, fps=FPS)
         limits = [read_limit(found, _LIMITS, self._default_new_tokens) for found in settings]
@@ -179,7 +179,7 @@ class Guess:
 
 
 def _sizes(made: Made) -> dict[str, Any]:
-    """Of the picture or video that is asked for, as fields of a workload; none where none is."""
+    """Sizes of the picture or video that is asked for, as fields of a workload; empty if none is."""
     sizes: dict[str, Any] = {"width": made.width, "height": made.height, "frames": made.frames}
     if made.frames:
         sizes["features"] = {"frames": float(made.frames)}
@@ -187,7 +187,7 @@ def _sizes(made: Made) -> dict[str, Any]:
 
 
 def _is_sglang(fields: Mapping[str, Any]) -> bool:
-    """Whether a body is one of SGLang's: its settings are named so, and its text is no ``prompt``."""
+    """Whether a body is SGLang's: its settings have SGLang's name, and its text is not in ``prompt``."""
     return "sampling_params" in fields and ("text" in fields or "input_ids" in fields)
 
 

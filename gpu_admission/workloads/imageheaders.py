@@ -19,15 +19,15 @@ UNKNOWN: Final[Size] = (0, 0)
 """A size that can't be read: of a remote image, a broken one, or a format that is not known."""
 
 _FRAMES = frozenset((*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0)))
-"""JPEG's markers of a frame header."""
+"""JPEG's markers for a frame header."""
 _BARE = frozenset((0x01, *range(0xD0, 0xD9)))
-"""Those that no length follows."""
+"""JPEG's markers that no length follows."""
 _SCAN = frozenset((0xD9, 0xDA))
 _MARKER = re.compile(rb"\xff([^\x00\xff])", re.DOTALL)
 _MOST_PIECES = 512
 """Chunks or segments before the size; a file with more is not followed any further."""
 _LEAST_CUT = 700
-"""Bytes of the shortest head that may be cut off: a shorter one is the whole file."""
+"""A head of at least this many bytes may be cut off: a shorter one is the whole file."""
 _EXTENT = re.compile(rb"ispe.{4}(.{4})(.{4})", re.DOTALL)
 
 

@@ -16,9 +16,9 @@ from gpu_admission.workloads.imageheaders import UNKNOWN, Size, stated_size
 __all__ = ["HEADS", "NO_IMAGE", "UNKNOWN", "Size", "size_of_bytes", "size_of_text"]
 
 NO_IMAGE: Final[Size] = (1, 1)
-"""What is no image to any decoder, which will say so: it takes nothing."""
+"""The size of what no decoder takes for an image: it will be refused, so it takes nothing."""
 HEADS: Final = (1024, 64 * 1024, 1024 * 1024)
-"""Characters of base64 that a size is looked for in, one after the other."""
+"""Characters of base64 in which a size is looked for, step by step."""
 _BASE64 = ";base64,"
 _TEXT_IMAGE = re.compile(
     rb"\s*(?:P[1-7FfGgPpyZz]|#|/\*|<|%!PS|SIMPLE|static|\w+ ?:)|.*image (?:size|type)",
@@ -41,7 +41,7 @@ def size_of_bytes(head: bytes) -> Size:
 def size_of_text(head: Callable[[int], str]) -> Size:
     """The size of the image in a data URL, or bare base64; ``head(n)`` is its first ``n`` characters.
 
-    Metadata that stands before the size can be long, so more is asked for step by step.
+    Metadata before the size can be long, so more is asked for step by step.
     """
     for length in HEADS:
         text = head(length)

@@ -56,7 +56,7 @@ def _scaled_to_pixels(factor: int, least: int, most: int) -> Rule:
 def _emu3(width: int, height: int) -> int:
     """Emu3: both sides to multiples of 8, the area to 512**2..1024**2 pixels, and one end for each row."""
     if not width or not height:
-        return 128 * 128 + math.ceil(128 * math.sqrt(200))  # sides of 200 to 1 are the most it takes
+        return 128 * 128 + math.ceil(128 * math.sqrt(200))  # it accepts sides of at most 200 to 1
     patches = _scaled_to_pixels(8, 64 * 64, 128 * 128)(width, height)
     rows = math.ceil(math.sqrt(patches * height / width))
     return patches + min(rows, patches)

@@ -1,9 +1,8 @@
 """The limit on new tokens in a body: reading it, and lowering it in place. Owns both.
 
 A body may name it several times, or by several names: the largest counts when it is read,
-and all are lowered. A name that an endpoint does not obey only ever raises what it is
-charged: its default is what such a server will use. Names, and where they stand, are the
-dialects'.
+and all are lowered. A name that an endpoint does not obey can only raise the charge, since that
+server will use its default. Names, and where they stand, are up to the dialects.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _raw_decode = json.JSONDecoder().raw_decode
 def read_limit(
     fields: Mapping[str, Any], names: Sequence[str], default: int, others: Sequence[str] = ()
 ) -> tuple[int, bool]:
-    """The largest limit under ``names``, and whether ``default`` had to be taken.
+    """The largest limit under ``names``, and whether ``default`` had to be used.
 
-    A limit that says "no limit" (zero, negative) is ``default`` too, and ``null`` is silent.
-    ``others`` are names that this endpoint does not obey: they count where they say more.
+    A limit that means "no limit" (zero, negative) gives ``default`` too, and ``null`` counts as absent.
+    ``others`` are names that this endpoint does not obey: they count only where they say more.
     """
     largest, said = _largest(fields, names, default)
     if not said:
@@ -120,7 +119,7 @@ def _has_limit(fields: Any, names: Sequence[str], place: Sequence[str]) -> bool:
 
 
 def _edits(text: str, start: int, names: Sequence[str], most: int, place: Sequence[str]) -> Iterator[_Edit]:
-    """What lowers the limits in the object at ``start``, or where ``place`` leads from there."""
+    """The edits that lower the limits in the object at ``start``, or where ``place`` leads from there."""
     wanted = place[:1] or names
     found = [member for member in _members(text, start) if member.name in wanted]
     if not found:

@@ -1,7 +1,7 @@
 """Ollama: generate, chat and embed. Owns its fields, and how a Go server reads JSON.
 
-Go takes a field's name in any case, and joins an object that is written twice: a reader
-that did not would miss options that count. Options themselves keep their case.
+Go accepts a field's name in any case, and merges an object that is written twice: a reader
+that did not would miss options that count. The names of options are case-sensitive.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Ollama:
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         if "/v1/" in info.path:
-            # A Go server: no name there keeps its case.
+            # A Go server: names there may be in any case.
             body = read_object(info, repeats=_joined)
             body.fields = _in_any_case(body.fields, _FOLDED_DEPTH)
             return self._openai.of(body, info.path)
@@ -119,7 +119,7 @@ class Ollama:
         return [tally.tokens + earlier + prompt]
 
     def _new_tokens(self, options: Mapping[str, Any], prompt: int, limit: int | None) -> tuple[int, bool]:
-        """The most new tokens, and whether the body did not say; no limit (-1, -2) fills the context."""
+        """The most new tokens, and whether the body left it out; no limit (-1, -2) fills the context."""
         said = whole(options.get("num_predict"), "num_predict")
         if limit is None:
             return said or self._default_new_tokens, not said
@@ -145,7 +145,7 @@ def _folded(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _in_any_case(value: Any, depth: int) -> Any:
-    """``value`` with all names in small letters, down to ``depth``: no limit stands below it."""
+    """``value`` with all names in lower case, down to ``depth``, below which no limit stands."""
     if not depth:
         return value
     if type(value) is dict:

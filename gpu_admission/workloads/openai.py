@@ -1,10 +1,10 @@
 """OpenAI's JSON requests: chat, completions, embeddings and responses. Owns their fields.
 
-Also those of servers that took the form over: llama.cpp's ``/completion``, Cohere's
+Also those of servers that adopted the format: llama.cpp's ``/completion``, Cohere's
 ``/v2/embed``, pictures that are asked for in a chat. Only the limit names that an endpoint
 obeys can lower its default. What only makes a request smaller (``truncate_prompt_tokens``) is
-believed by the dialect of the server that does so, not here. Uploads and pictures that are
-made are in ``openaimedia``.
+believed by the dialect of the server that does so, not here. Uploads, and pictures to be made,
+are in ``openaimedia``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _BESIDE = _AS_TEXT | _AS_JSON | _HISTORY | {"prompt", "image_data"}
 _CHOICES = frozenset({"n", "best_of", "num_beams"})
 _LOGPROBS = frozenset({"echo", "prompt_logprobs"})
 _RARE = _BESIDE | _CHOICES | _LOGPROBS | _MADE | {"background"}
-"""Fields that most requests have none of: one look tells it of them all."""
+"""Fields that most requests lack: a single look rules all of them out."""
 _UNUSUAL_IN_CHAT = _RARE | {"input", "min_tokens", "max_output_tokens", "n_predict"}
 
 
@@ -107,7 +107,7 @@ class OpenAI:
         return self._plain_chat(body, info.path) or self.of(body, info.path)
 
     def _plain_chat(self, body: JSONObject, path: str) -> Workload | None:
-        """What ``of`` makes of a chat of texts with one limit, as most are, in fewer steps; else ``None``."""
+        """What ``of`` returns, in fewer steps, if it is a chat of texts with one limit, as most are."""
         fields = body.fields
         limit, messages = fields.get("max_tokens"), fields.get("messages")
         if limit is None:
@@ -207,7 +207,7 @@ class OpenAI:
         return []
 
     def _new_tokens(self, fields: Mapping[str, Any], path: str, prompt: int) -> tuple[int, tuple[str, ...]]:
-        """The most new tokens of a sequence, and the name of the limit where a default was taken."""
+        """The most new tokens of a sequence, and the name of the limit if a default was used."""
         names = _obeyed(fields, path)
         default = self._default_new_tokens if self._context is None else max(1, self._context - prompt)
         if names is _COMPLETIONS and fields.keys().isdisjoint(names):
@@ -251,7 +251,7 @@ def _with_made(workload: Workload, fields: Mapping[str, Any], prompts: int) -> W
 
 
 def _add_extras(fields: Mapping[str, Any], tally: Tally) -> tuple[str, ...]:
-    """Charges what is written into the prompt beside it; names what the server keeps of it."""
+    """Charges what else the server writes into the prompt; names what the server itself keeps."""
     kept_elsewhere = _NOTHING
     for name, value in fields.items():
         if name in _AS_TEXT:
@@ -276,7 +276,7 @@ def _choices(fields: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def _keeps_prompt_logprobs(fields: Mapping[str, Any]) -> bool:
-    """Whether logits of every prompt position are kept; zero logprobs are some, ``false`` is none."""
+    """Whether logits of every prompt position are kept; ``logprobs: 0`` asks for some, ``false`` for none."""
     if fields.get("echo") and (logprobs := fields.get("logprobs")) is not None and logprobs is not False:
         return True
     return fields.get("prompt_logprobs") is not None

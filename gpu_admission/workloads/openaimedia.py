@@ -1,6 +1,6 @@
-"""OpenAI's pictures, videos and speech that are made: images/generations, videos, audio/speech.
+"""OpenAI's requests to make pictures, videos or speech: images/generations, videos, audio/speech.
 
-Owns ``n``, and uploads of pictures; sizes are ``made``'s. Recognition of speech is in ``whisper``.
+Owns ``n``, and uploads of pictures; sizes are in ``outputsizes``, speech recognition in ``whisper``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PICTURES = ("image", "image[]", "images", "mask", "input_reference", "video")
 class OpenAIMedia:
     """Reads requests that make pictures, videos or speech.
 
-    ``default_side`` are the pixels of a side where ``size`` is absent or ``auto``, ``fps`` the
-    frames of a second of video where a body says its length in seconds only;
-    ``speech_tokens`` are the audio tokens of each token of the text that is spoken.
+    ``default_side``: pixels of a side where ``size`` is absent or ``auto``. ``fps``: frames in a second
+    of video, where a body gives its length only in seconds. ``speech_tokens``: audio tokens for
+    each token of the text that is spoken.
     """
 
     __slots__ = ("_counter", "_default_side", "_fps", "_speech_tokens", "offload_bytes")

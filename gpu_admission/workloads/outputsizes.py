@@ -1,7 +1,7 @@
 """Pictures and videos that a body asks to be made. Owns the names of their sizes and counts.
 
-Of several statements the largest counts, each side by itself: servers differ in whether they
-look at ``size`` or at ``width`` and ``height``. Where the fields stand is the dialects'.
+If a size is stated several times the largest counts, for each side by itself: servers differ in
+whether they look at ``size`` or at ``width`` and ``height``. Where the fields stand is up to the dialects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpu_admission.errors import UnreadableBody
 
 _SIZE = re.compile(r"\s*(\d{1,15})\s*[xX*]\s*(\d{1,15})\s*", re.ASCII)
 FPS = 24.0
-"""Frames of a second where none are said: of HunyuanVideo, LTX and Sora; Wan and CogVideoX make fewer."""
+"""Frames per second where a body gives none, as in HunyuanVideo, LTX and Sora; others make fewer."""
 
 _SIZES = ("size", "image_size", "video_size", "resolution")
 _COUNTS = ("num_outputs_per_prompt", "num_images_per_prompt", "num_videos_per_prompt", "num_images")
@@ -28,7 +28,7 @@ NAMES = frozenset({"width", "height", "extra_body", *_SIZES, *_COUNTS, *_FRAMES,
 
 
 class Made(NamedTuple):
-    """What is to be made; 0 is not said."""
+    """What is to be made; 0 = not said."""
 
     width: int = 0
     height: int = 0
@@ -39,7 +39,7 @@ class Made(NamedTuple):
 def read_made(places: Iterable[Mapping[str, Any]], *, fps: float) -> Made:
     """The largest statements in ``places``. Raises ``UnreadableBody`` for what is no number.
 
-    A length in seconds is frames at the rate that is said, or at ``fps``.
+    A length in seconds is turned into frames at the stated rate, or at ``fps``.
     """
     found = [_made(fields, fps) for place in places for fields in (place, _extra(place)) if fields]
     return Made(*(max(values) for values in zip(*found, strict=True))) if found else Made()

@@ -1,9 +1,9 @@
-"""A body that can be read in more than one way. Owns the ways, and that the larger counts.
+"""A body that can be read in more than one way. Owns the ways, and that the larger result counts.
 
 Apps differ in whether they look at the content type: one that calls ``request.json()`` reads
 JSON under any header (``curl -d`` sends the type of a form), another trusts the header. A
-client must not choose its price by that, so each reading is made, and of every size the
-largest is charged. What a field means is the dialects'.
+client must not choose its price that way, so every reading is made, and of each size the
+largest is charged. What a field means is up to the dialects.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_all(info: RequestInfo, *, repeats: Pairs | None = None) -> Sequence[JSO
 
 
 def read_all_or_file(info: RequestInfo, *, repeats: Pairs | None = None) -> Sequence[JSONObject]:
-    """The same where the body may also be a file itself: a list of one ``Part`` under the empty name."""
+    """The same if the body may also be a file itself: a list of one ``Part`` under the empty name."""
     kind = media_type(info)
     if not kind.startswith(_FILE_TYPES):
         return read_all(info, repeats=repeats)

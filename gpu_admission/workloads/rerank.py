@@ -98,7 +98,7 @@ def _tokens(body: JSONObject, names: tuple[str, ...], tally: Tally) -> list[int]
 
 
 def _listed(value: Any) -> list[Any]:
-    """The items of a list, also of one that stands in ``content`` (vLLM's), or the only item."""
+    """The items of a list, even one inside ``content`` (vLLM's), or the only item."""
     if type(value) is dict and type(value.get("content")) is list:
         value = value["content"]
     return value if type(value) is list else [] if value is None else [value]

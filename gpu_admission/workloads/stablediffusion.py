@@ -1,7 +1,7 @@
 """The Stable Diffusion web UI's txt2img and img2img. Owns how large the pictures get.
 
-``batch_size`` pictures are made together, ``n_iter`` batches one after the other. The
-second, larger pass of ``enable_hr`` is what counts where it is larger.
+``batch_size`` pictures are made together, ``n_iter`` batches one after the other. With
+``enable_hr`` there is a second pass, which counts if it is larger.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class StableDiffusion:
         return problem_event(message, code)
 
     def _largest(self, fields: Mapping[str, Any]) -> Size:
-        """Width and height of the larger of both passes."""
+        """Width and height of the larger of the two passes."""
         width = positive(fields, "width", self._default_side)
         height = positive(fields, "height", self._default_side)
         if not fields.get("enable_hr"):

@@ -49,7 +49,7 @@ _BLOCKS: Final = (
 
 
 def ascii_hundredths(text: bytes) -> int:
-    """Hundredths of a token that ``text``, which is ASCII, is counted."""
+    """Hundredths of a token that ``text``, which is ASCII, counts for."""
     size, rest = len(text), text.translate(None, _CHEAP)
     if not rest:
         return size * _LETTERS
@@ -59,7 +59,7 @@ def ascii_hundredths(text: bytes) -> int:
 
 
 def hundredths(text: str) -> int:
-    """Hundredths of a token that ``text`` is counted: never above one for each byte of UTF-8."""
+    """Hundredths of a token that ``text`` counts for: never above one token for each byte of UTF-8."""
     if text.isascii():
         return ascii_hundredths(text.encode())
     raw = text.encode("utf-8", "surrogatepass")

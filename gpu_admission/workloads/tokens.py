@@ -1,6 +1,6 @@
 """Tokens of a text. Owns the ways to count them: by characters, by bytes, by a tokenizer.
 
-What a character is counted is ``tokenrates``'; what a body's fields mean must not be put here.
+What a character counts for is in ``tokenrates``; what a body's fields mean must not be put here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Counter(Protocol):
         ...
 
     def texts(self, body: JSONObject, texts: list[str]) -> int:
-        """Tokens of several texts, apart from each other."""
+        """Tokens of several texts, each counted by itself."""
         ...
 
     def json(self, body: JSONObject, value: Any) -> int:

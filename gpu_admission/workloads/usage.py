@@ -1,8 +1,8 @@
-"""What an answer says that it used: the counts of tokens in it, in the words of each API.
+"""The usage that an answer reports: its token counts, under the names of each API.
 
-Owns those words, and where in an answer they are believed: at the top of its last JSON object, which
+Owns those names, and where in an answer they are believed: at the top of its last JSON object, which
 the server writes. What a model says is a string in there, or an object further inside, and counts for
-nothing. How answers pass by is ``http``'s business.
+nothing. How answers pass through is in ``http``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 from gpu_admission.types import Usage, Workload
 
 TAIL_BYTES: Final = 64 * 1024
-"""Of an answer's end are looked at."""
+"""Bytes of an answer's end that are looked at."""
 HEAD_BYTES: Final = 8 * 1024
-"""Of a stream's beginning: Anthropic's tells the prompt there."""
+"""Bytes of a stream's beginning that are looked at: Anthropic's reports the prompt there."""
 KINDS: Final = {
     b"application/json": "json",
     b"text/event-stream": "events",
@@ -26,10 +26,10 @@ KINDS: Final = {
 }
 """Content types that are read."""
 _EVENTS = 8
-"""Of the end of a stream are looked at; the counts are in the last, or before an event that closes it."""
+"""Events at a stream's end that are looked at; the counts are in the last, or before a closing event."""
 _TRIES = 4
 _SHORT = 4096
-"""An answer of so many bytes is read in one."""
+"""An answer of up to this many bytes is read in one go."""
 _KEYS = (
     *(b'"usage"', b'"tokens_predicted"', b'"tokens_evaluated"', b'"prompt_eval_count"', b'"eval_count"'),
     *(b'"meta_info"', b'"details"', b'"stats"'),
@@ -107,7 +107,7 @@ _decode_several = msgspec.json.Decoder(list[_Answer]).decode
 
 
 def usage_of(kind: str, tail: bytes, *, head: bytes = b"", is_whole: bool = True) -> Usage | None:
-    """What an answer of ``kind`` (of ``KINDS``) used, by its end and a stream's beginning; ``None``: unsaid.
+    """What an answer of ``kind`` (of ``KINDS``) reports, by its end and a stream's beginning; or ``None``.
 
     ``is_whole``: ``tail`` is all of it. Raises nothing, whatever it holds.
     """
@@ -130,10 +130,10 @@ def _read(text: bytes) -> Usage | None:
 
 
 def _of_end(text: bytes, *, closed: bytes = b"") -> Usage | None:
-    """Of an object whose beginning may be missing.
+    """The usage in an object whose beginning may be missing.
 
-    What follows a name, with a brace put before, is an object exactly where the name stands at the top.
-    A name in a string can't be taken for one: the quotes of a string are escaped in there.
+    What follows a name, with a brace put before it, parses as an object only if the name is at the top.
+    A name inside a string can't be mistaken for one, since quotes in a string are escaped.
     """
     text = text.rstrip()
     for name in _KEYS:
@@ -150,7 +150,7 @@ def _of_end(text: bytes, *, closed: bytes = b"") -> Usage | None:
 
 
 def _of_several(text: bytes) -> Usage | None:
-    """Of a list of answers, one to each prompt: what they used together."""
+    """What the answers in a list, one to each prompt, used together."""
     if not text.lstrip().startswith(b"["):
         return None
     try:
@@ -231,11 +231,11 @@ def _first_prompt(head: bytes) -> int | None:
 
 
 def really(asked: Workload, usage: Usage, *, longest_prompt: int = 0) -> Workload:
-    """``asked`` as what ``usage`` says that it came to: never more new tokens than it asked.
+    """``asked``, corrected by the reported ``usage``: never more new tokens than were asked for.
 
-    Of several sequences each is taken to have had all new tokens, of several prompts to be the longest;
-    for beams, whose losers no answer counts, it is what was asked. A prompt counts at most as
-    ``longest_prompt``, or as was asked where that is more.
+    Each of several sequences is assumed to have all the new tokens, and each of several prompts to be the
+    longest; beams, whose losers no answer counts, stay as asked for. A prompt counts as at most
+    ``longest_prompt``, or as what was asked for if that is more.
     """
     new, prompt, total = asked.new_tokens, asked.prompt_tokens, asked.total_prompt_tokens
     if usage.new_tokens is not None and asked.beams <= 1:

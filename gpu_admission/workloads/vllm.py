@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _LEAST_PIXELS_OF_A_TOKEN = 28 * 28
 _MOST_TOKENS_OF_A_CROP = 1024
 _MOST_CROPS = 512
-"""A number above this is one of pixels, not of crops, patches or frames."""
+"""A number above this counts pixels, not crops, patches or frames."""
 
 
 class VLLM:
@@ -78,7 +78,7 @@ class VLLM:
         return self._openai.sse_error(message, code)
 
     def _tally(self, body: JSONObject) -> Tally:
-        """An empty sum, in which images cost what ``mm_processor_kwargs`` lets them cost."""
+        """An empty tally, in which images cost what ``mm_processor_kwargs`` lets them cost."""
         options = body.fields.get("mm_processor_kwargs")
         if not options:
             return Tally(body, self._counter, self._image_tokens)
@@ -118,7 +118,7 @@ class VLLM:
 
 
 def _numbers(value: Any) -> Iterator[int]:
-    """The whole numbers anywhere in ``value``, to a depth that no processor's options have."""
+    """The whole numbers anywhere in ``value``, down to a depth that no processor's options reach."""
     todo = [(value, 0)]
     while todo:
         each, depth = todo.pop()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
 
 _REMOTE_SECONDS = 4 * 3600.0
-"""What a recording that is not in the body is taken for."""
+"""Assumed length, in seconds, of a recording that is not in the body."""
 _LEAST_SECONDS = 0.001
 _SOUND_TYPES = ("audio/", "video/", "application/octet-stream")
 _BEAMS = ("beam_size",)
@@ -61,7 +61,7 @@ class Whisper:
         return largest(bodies, partial(self._of, query=query))
 
     def clamp(self, body: bytes, new_tokens: int) -> bytes:
-        """``body``: what is said limits the text, not a field."""
+        """``body``: the speech limits the text, not a field."""
         return body
 
     def sse_error(self, message: str, code: str) -> bytes:
@@ -94,7 +94,7 @@ class Whisper:
 
 
 def _seconds(body: JSONObject) -> float:
-    """How long the sound of ``body`` is at most; one that is only named is long."""
+    """The longest that the sound in ``body`` can be; a recording that is only referred to counts as long."""
     if found := files(body):
         return sum(seconds(part.head, part.size) for part in found)
     return max(seconds(b"", body.total), _REMOTE_SECONDS)
