@@ -89,3 +89,14 @@ def test_a_mistake_of_the_operator_is_named_at_construction(monkeypatch: pytest.
     monkeypatch.setenv("GPU_ADMISSION_MODE", "shadwo")
     with pytest.raises(ValueError, match="GPU_ADMISSION_MODE"):
         Admission.from_env(estimator="1GiB", mode="off")
+
+
+@pytest.mark.parametrize("place", ["relative", "redis://host/0"])
+def test_one_that_only_the_admission_can_check_is_named_too(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPU_ADMISSION_SHARED", place)
+    with pytest.raises(ValueError, match=r"^GPU_ADMISSION_SHARED: shared="):
+        Admission.from_env(capacity=100, estimator=1)
+    with pytest.raises(ValueError, match=r"^shared="):
+        Admission.from_env(capacity=100, estimator=1, shared="relative")

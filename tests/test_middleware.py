@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import prometheus_client
@@ -13,6 +14,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from gpu_admission import Admission, Estimate, GPUAdmission
+from gpu_admission.admission.rebuilt import Rebuilds
 from gpu_admission.observe import Metrics
 from gpu_admission.types import ASGIApp
 from tests.cases.harness import working
@@ -69,6 +71,18 @@ def budget_in(stack: ASGIApp) -> Admission:
     while not isinstance(stack, GPUAdmission):
         stack = stack.app  # type: ignore[attr-defined]
     return stack.admission
+
+
+def test_a_stack_that_is_built_ever_again_is_remembered_once() -> None:
+    class Layer: ...
+
+    built, app, stands = Rebuilds(), bare(), Layer()
+    settings: dict[str, Any] = {"capacity": 100, "estimator": 1, "observers": [lambda event: None]}
+    budget = built.admission(stands, app, **settings)
+    for _ in range(50):
+        assert built.admission(Layer(), app, **settings) is budget
+        gc.collect(0)
+    assert len(built) == 2
 
 
 def test_a_stack_that_is_built_again_goes_on_with_its_budget_and_its_metrics() -> None:

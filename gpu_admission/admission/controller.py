@@ -36,7 +36,7 @@ from gpu_admission.bodies.share import StepShare
 from gpu_admission.guards.monitor import Monitor, given_devices
 from gpu_admission.runtime.fork import in_child
 from gpu_admission.runtime.loop import Home
-from gpu_admission.settings import Options, Settings, checks, from_environment, variable
+from gpu_admission.settings import Options, Settings, checks, from_environment, named_by_variable, variable
 from gpu_admission.shared.gossip import Use
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Observer, Snapshot, Waiting, WatchingObserver
@@ -85,9 +85,10 @@ class Admission:
 
         Raises ``ValueError`` naming the variable whose value is wrong, or that is no setting.
         """
-        given = from_environment(os.environ)
-        admission = cls(**{**given, **options})
-        admission.startup.taken = tuple(variable(name) for name in given if name not in options)
+        given = {name: value for name, value in from_environment(os.environ).items() if name not in options}
+        with named_by_variable(given):
+            admission = cls(**given, **options)
+        admission.startup.taken = tuple(map(variable, given))
         return admission
 
     def _make(self) -> None:

@@ -34,6 +34,9 @@ class Rebuilds:
     def __init__(self) -> None:
         self._built: list[_Built] = []
 
+    def __len__(self) -> int:
+        return len(self._built)
+
     def admission(self, middleware: object, app: object, **options: Unpack[Options]) -> Admission:
         """A budget for ``middleware`` around ``app``: the one it had, or a new one. Raises as ``Admission``.
 
@@ -43,6 +46,8 @@ class Rebuilds:
         """
         innermost = _innermost(app)
         found = self._find(innermost, options) or Admission(**options)
+        # Of one budget those alone that still stand, so that building it ever again keeps nothing.
+        self._built = [built for built in self._built if built.admission() is not found or built.middleware()]
         self._built.append(_Built(_weak(innermost), _weak(middleware), weakref.ref(found)))
         return found
 

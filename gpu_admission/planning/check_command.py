@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
         looked = look_into(app, vars(sys.modules[options.app.partition(":")[0]]))
         if not looked.admissions:
             raise ValueError(f"{options.app} has no GPUAdmission, and its module no Admission")
-    except Exception as error:  # whatever importing or building the app raises
+    except (Exception, SystemExit) as error:  # whatever importing or building the app raises
         print(f"gpu-admission check: {_sentence(error)}", file=sys.stderr)
         return 2
     terminal = Terminal()
@@ -63,7 +63,7 @@ def _app(text: str) -> Any:
     return named(text, what="app")
 
 
-def _sentence(error: Exception) -> str:
+def _sentence(error: BaseException) -> str:
     known = isinstance(error, (ValueError, TypeError)) and str(error)
     return str(error) if known else f"the app can't be had: {type(error).__name__}: {error}"
 

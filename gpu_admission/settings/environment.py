@@ -7,7 +7,9 @@ same name is; a keyword that the code gives wins.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, Final
 
@@ -37,6 +39,18 @@ def from_environment(env: Mapping[str, str]) -> dict[str, Any]:
 def variable(setting: str) -> str:
     """The name of the variable that gives ``setting``."""
     return PREFIX + setting.upper()
+
+
+@contextmanager
+def named_by_variable(given: Mapping[str, Any]) -> Iterator[None]:
+    """Errors of the block that begin with the name of a setting in ``given`` name its variable too."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        begin = re.match(r"\w*", str(error))
+        if begin is None or begin[0] not in given:
+            raise
+        raise ValueError(f"{variable(begin[0])}: {error}") from None
 
 
 def _setting(name: str) -> str:

@@ -91,6 +91,10 @@ def unpriced():
     return starlette(capacity="2GiB", routes=["/api/**"], estimator={"/api/other": "1GiB"})
 
 
+def leaves():
+    raise SystemExit(0)
+
+
 def misspelt():
     return starlette(capacity="2GiB", estimator="1GiB", timout=3)
 
@@ -172,6 +176,7 @@ def test_a_mistake_is_named_and_makes_the_status_1(
     [
         ("misspelt()", "no setting 'timout'; did you mean 'timeout'"),
         ("nothing", "app 'some_service:nothing' can't be had"),
+        ("leaves()", "the app can't be had: SystemExit: 0"),
         ("lone_service:bare", "lone_service:bare has no GPUAdmission"),
     ],
 )
