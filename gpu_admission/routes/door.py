@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from gpu_admission.admission import Admission
 from gpu_admission.admission.context import enter, leave, leave_block, step_in
@@ -32,6 +32,7 @@ from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 
 _LEASE = "gpu_admission_lease"
+FOR_WEBSOCKETS = "name its path in websockets=, or take admission.lease(...) inside"
 T = TypeVar("T")
 
 
@@ -48,8 +49,10 @@ class Door:
             bind(self.estimator, lambda: admission.largest)
         self._streams: dict[int, Steps] = {}
 
-    async def depend(self, request: Request) -> AsyncIterator[Lease]:
+    async def depend(self, request: HTTPConnection) -> AsyncIterator[Lease]:
         """FastAPI's side: a dependency that yields the lease and ends it after the response."""
+        if not isinstance(request, Request):
+            raise TypeError(f"this is a WebSocket, and no request to meter: {FOR_WEBSOCKETS}")
         intake = self._intake(request)
         held = self.admission.entrance.held()
         if held is not None:

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from gpu_admission.admission import Admission
 from gpu_admission.admission.lease import Lease
 from gpu_admission.admission.threads import run_in_thread
-from gpu_admission.routes.door import Door
+from gpu_admission.routes.door import FOR_WEBSOCKETS, Door
 from gpu_admission.routes.generators import Steps
 from gpu_admission.routes.placement import check_fastapi, check_place, name_of, unwrapped
 
@@ -138,5 +138,5 @@ def _lease_among(kwargs: dict[str, Any], door: Door) -> Lease:
 def _unmetered(name: str, what: str) -> TypeError:
     return TypeError(
         f"{name} was called without a {what}, so it can't be metered: admit() is for endpoints "
-        "of Starlette and FastAPI routes"
+        f"of Starlette and FastAPI routes; for a WebSocket {FOR_WEBSOCKETS}"
     )

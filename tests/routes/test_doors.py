@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI, HTTPException, Request, UploadFile
+from fastapi import Depends, FastAPI, HTTPException, Request, UploadFile, WebSocket
 from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 
 from gpu_admission import Admission, GPUAdmission, Lane, Lease, current_lease
 from gpu_admission.estimators import Linear
@@ -281,3 +281,23 @@ async def test_a_packed_body_that_the_estimator_needs_is_not_taken_for_nothing()
     gate = GPUAdmission(app, capacity=100, estimator=lambda info: 1 + len(info.body))
     sent = await call(gate, scope_of(headers=[(b"content-encoding", b"unknown")]))
     assert sent[0]["status"] == 400
+
+
+@pytest.mark.parametrize("door", ["admit", "dependency", "starlette"])
+def test_a_websocket_that_asks_for_a_lease_by_a_door_hears_what_to_do(door: str) -> None:
+    admission = Admission(capacity=10, estimator=1)
+    app = FastAPI()
+
+    async def endpoint(websocket: WebSocket) -> None:
+        raise AssertionError
+
+    if door == "starlette":
+        app.router.routes.append(WebSocketRoute("/work", admission.admit(endpoint)))
+    elif door == "admit":
+        app.websocket("/work")(admission.admit(endpoint))
+    else:
+        app.websocket("/work", dependencies=[Depends(admission.dependency())])(endpoint)
+    client = TestClient(app)
+    with pytest.raises(TypeError, match="websockets="), client.websocket_connect("/work"):
+        raise AssertionError
+    assert admission.snapshot().in_use == 0
