@@ -74,6 +74,8 @@ def _without_body(estimator: Estimator | None) -> Estimator | None:
 
     def ask(info: RequestInfo) -> Any:
         try:
+            if getattr(estimator, "waits", False):  # until connections end that may stay open for ever
+                raise UnreadableBody("it is measured")
             return estimator(info)
         except UnreadableBody:
             raise LookupError("a WebSocket has no body: name an estimator that needs none") from None

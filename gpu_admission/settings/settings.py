@@ -219,6 +219,7 @@ class Settings:
             return given
         from gpu_admission.estimators.auto import auto, check
 
+        self._check_connections()
         if self.model is None and self.mode != "off":
             check(self.capacity, self.devices)
         try:
@@ -230,6 +231,15 @@ class Settings:
         if not isinstance(given, Mapping):
             return made
         return {path: made if each == "auto" else each for path, each in given.items()}
+
+    def _check_connections(self) -> None:
+        """Raises ``ValueError`` where ``"auto"`` would have to measure what may stay open for ever."""
+        for path in self.websockets:
+            if not isinstance(self.estimator, Mapping) or self.estimator.get(path) == "auto":
+                raise ValueError(
+                    "websockets: estimator='auto' measures requests, and no connection that stays open: "
+                    f"name the estimator of these paths: estimator={{{path!r}: '1GiB', '/**': 'auto'}}"
+                )
 
     def metering(self) -> Metering:
         return Metering(

@@ -401,6 +401,33 @@ class TestSettings:
         assert first is second
         assert not isinstance(third, Learned)
 
+    def test_a_connection_can_not_be_measured_and_needs_an_estimator_of_its_own(self) -> None:
+        device = FakeDevice("24GiB")
+        mapping: dict[str, Any] = {"/ws": "auto", "/**": "1GiB"}
+        for estimator in ("auto", mapping):
+            with pytest.raises(
+                ValueError, match=r"^websockets: .*estimator=\{'/ws': '1GiB', '/\*\*': 'auto'\}"
+            ):
+                Admission(devices=[device], estimator=estimator, websockets=["/ws"])
+        mixed: dict[str, Any] = {"/ws": "1GiB", "/**": "auto"}
+        Admission(devices=[device], estimator=mixed, websockets=["/ws"])
+
+    async def test_a_connection_on_a_path_of_auto_is_charged_the_fallback(self) -> None:
+        charged: list[int] = []
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            charged.append(gate.admission.in_use)
+
+        async def silent(*message: Message) -> Any:
+            await anyio.sleep_forever()
+
+        gate = gate_of(World(), websockets=["/ws"], fallback=7)
+        gate.app = app
+        for _ in range(3):
+            await gate({**scope_of("/ws"), "type": "websocket"}, silent, silent)
+        assert charged == [7, 7, 7]
+        assert gate.admission.in_use == 0
+
     def test_where_nothing_can_be_measured_construction_says_what_to_name(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
