@@ -1,1 +1,1 @@
-"""From bytes to values: what a body holds, whatever it asks for."""
+"""From bytes to values: what a body contains, whatever it asks for."""

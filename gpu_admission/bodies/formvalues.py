@@ -76,7 +76,7 @@ class FormString:
 
 
 class PartString:
-    """The content of a part of an upload, of which the first bytes are known: the rest are zeros."""
+    """The content of a part of an upload, of which only the first bytes are known: the rest are zeros."""
 
     __slots__ = ("_part",)
 
@@ -131,7 +131,7 @@ class Lines:
 
 
 class FormStrings:
-    """The texts that were left out of a form, by their keys. No body can hold a key of its own."""
+    """The texts that were left out of a form, by their keys. No body can contain such a key by itself."""
 
     __slots__ = ("_found", "_prefix")
 
@@ -159,11 +159,11 @@ class FormStrings:
 
 
 def decoded(raw: bytes) -> str:
-    """What ``raw`` says in a URL's encoding.
+    """``raw``, decoded from a URL's encoding.
 
-    Quoted-printable is the same with another mark, and is undone at memory speed: of a body of
-    nothing but escapes Python's own function makes a list of a hundred times its bytes. An escape
-    that is none may become longer than it was, and never shorter.
+    Quoted-printable is the same with another mark, and is decoded at memory speed: for a body of
+    nothing but escapes, Python's own function makes a list of a hundred times its bytes. An invalid
+    escape may become longer than it was, but never shorter.
     """
     if b"%" in raw:
         for one, other in ((b"=", b"=3D"), (b"\r", b" "), (b"\n", b" "), (b"%%", b"%25%25"), (b"%", b"=")):
@@ -175,7 +175,7 @@ def decoded(raw: bytes) -> str:
 
 
 def _unit_end(body: bytes, start: int, stop: int, end: int) -> int:
-    """The last place up to ``stop`` at which no escape, and no UTF-8 character as it stands, is split."""
+    """The last place up to ``stop`` at which neither an escape nor a raw UTF-8 character is split."""
     if stop >= end:
         return end
     last = body.rfind(b"%", max(start, stop - _CODED + 1), stop)

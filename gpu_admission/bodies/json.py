@@ -1,6 +1,6 @@
 """A JSON body, read for its sizes. Owns the readers, their order, and what they leave out.
 
-Small bodies are parsed as they are, large ones when they have been made short. What a field
+Small bodies are parsed as they are, large ones after they have been shortened. What a field
 means must not be put here.
 """
 
@@ -25,13 +25,13 @@ __all__ = ["LARGE", "MAX_JSON_VALUES", "JSONObject", "LongList", "largest", "par
 LARGE: Final = 128 * 1024
 """Bodies of at least this many bytes are made short before they are parsed."""
 MAX_JSON_VALUES: Final = 100_000
-"""The most that is parsed where no setting says another number: some 30 ms, and 10 MB of values."""
+"""The most values that are parsed unless a setting says otherwise: some 30 ms, and 10 MB of values."""
 Pairs: TypeAlias = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 _Number: TypeAlias = Callable[[str], Any] | None
 _decode = msgspec.json.Decoder().decode
 _NONE_LONG: Final = LongStrings()
 _WIDEST = 4
-"""JSON is written with white space up to this many times the body's bytes, and up to ``_ALWAYS``."""
+"""JSON with white space is written up to this many times the body's bytes, and always up to ``_ALWAYS``."""
 _ALWAYS = 64 * 1024
 _INDENT = 4
 _LONGEST_NUMBER = 400
@@ -70,7 +70,7 @@ class JSONObject(msgspec.Struct, eq=False):
         return sum(len(piece.encode("utf-8", "surrogatepass")) for piece in self.pieces(text))
 
     def leave_out(self, text: LeftOut) -> str:
-        """A key that stands for ``text`` in all that is asked here."""
+        """A key that stands for ``text`` in all questions asked here."""
         if type(self._long) is not FormStrings:
             self._long = FormStrings()
         self.is_whole = False
@@ -89,7 +89,7 @@ class JSONObject(msgspec.Struct, eq=False):
         return _cut(text)
 
     def whole(self, text: str) -> str:
-        """All of ``text``, for those who can't do with its size."""
+        """All of ``text``, for callers that need more than its size."""
         left_out = self._long.get(text)
         return text if left_out is None else "".join(left_out.pieces())
 
@@ -131,7 +131,7 @@ def _cut(text: str) -> Iterator[str]:
 def read_object(request: HasBody, *, repeats: Pairs | None = None) -> JSONObject:
     """The body of ``request``, which must be a JSON object. Raises ``UnreadableBody``.
 
-    Of a name that an object has twice the last value counts, or what ``repeats`` makes of the pairs.
+    If an object has a name twice the last value counts, or what ``repeats`` makes of the pairs.
     """
     body, most = request.body, request.max_json_values
     size = len(body)
@@ -170,7 +170,7 @@ def _object(fields: Any, total: int, long: LongStrings) -> JSONObject:
 
 
 def _parse(text: bytes, repeats: Pairs | None = None, number: _Number = None) -> Any:
-    """msgspec first, then ``json`` for what only that accepts, or where a name is repeated."""
+    """msgspec first, then ``json`` for what only ``json`` accepts, or if a name is repeated."""
     try:
         value = _decode(text) if number is None else msgspec.json.Decoder(float_hook=number).decode(text)
         if repeats is None or len(_NAME.findall(text)) == _count_names(value):
@@ -184,7 +184,7 @@ def _parse(text: bytes, repeats: Pairs | None = None, number: _Number = None) ->
 
 
 def _count_names(value: Any) -> int:
-    """At most the names that were read: with each repeated one fewer."""
+    """How many names there are: those that were read, less one for each repetition."""
     count = 0
     pending = [value]
     while pending:
@@ -203,7 +203,7 @@ def _rank(value: Any) -> tuple[float, int]:
         return (0.0, 0)
     if isinstance(value, str) and len(value) <= _LONGEST_NUMBER:
         with contextlib.suppress(ValueError):
-            value = float(value)  # some servers take text of digits for a number
+            value = float(value)  # some servers read a text of digits as a number
     if value != value:
         return (0.0, 0)
     if isinstance(value, (int, float)):
@@ -212,7 +212,7 @@ def _rank(value: Any) -> tuple[float, int]:
 
 
 def _put_back(value: Any, strings: LongStrings) -> Any:
-    """``value`` with the strings that were left out of it, names too."""
+    """``value`` with the strings that were left out put back, in names too."""
     holder = [value]
     pending: list[Any] = [holder]
     while pending:

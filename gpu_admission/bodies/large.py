@@ -1,7 +1,7 @@
 """Large bodies are read in worker threads of their own, a few at a time, the smallest first.
 
-Owns what counts as large, and the line of those that wait to be read: each takes several times its
-size in host memory while it is read. Which bodies wait for a lease is the ledger's business.
+Owns what counts as large, and the line of bodies that wait to be read: each takes several times its
+size in host memory while it is read. Which requests wait for a lease is up to the ledger.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Gone = Callable[[], Awaitable[None]]
 
 AT_ONCE = 3
 LARGEST_AT_ONCE = 2
-"""How many bodies of more than ``MEDIUM_BYTES`` are read at once: one reader is left for the others."""
+"""How many bodies above ``MEDIUM_BYTES`` are read at once: one reader is left for smaller ones."""
 SMALL_BYTES = 16 * 1024
-"""Up to here nothing is large, and the dialect is not asked."""
+"""Up to this size no body is large, and the dialect is not asked."""
 LARGE_BYTES = 32 * 1024
 """Above this a body is read in a thread, where its dialect names no size of its own."""
 MEDIUM_BYTES = 2 * 2**20
@@ -46,10 +46,10 @@ def is_large(size: int, dialect: FullDialect) -> bool:
 async def read_aside(
     read: Callable[[], T], *, size: int = LARGE_BYTES, seconds: float = math.inf, gone: Gone | None = None
 ) -> T:
-    """``read()`` in a worker thread, once it is its turn. ``size`` is that of what is read, in bytes.
+    """``read()`` in a worker thread, once its turn has come. ``size``: bytes of what is read.
 
-    Raises ``LineTimeout`` where its turn does not come within ``seconds``, ``ClientLeft`` where
-    ``gone`` returns before. What has begun is waited for.
+    Raises ``LineTimeout`` if its turn does not come within ``seconds``, ``ClientLeft`` if ``gone``
+    returns before. A reading that has begun is waited for.
     """
     readers = _readers.get(None)
     if readers is None:
@@ -85,7 +85,7 @@ class Readers:
         self._arrivals = itertools.count()
 
     async def enter(self, size: int, seconds: float, gone: Gone | None) -> None:
-        """Return when it is the turn of a body of ``size`` bytes; else raise, out of the line again."""
+        """Return when it is the turn of a body of ``size`` bytes; otherwise leave the line and raise."""
         if self._is_free_for(size):
             self._begin(size)
             return
@@ -129,7 +129,7 @@ class Readers:
     def _give_up(self, waiter: _Waiter) -> None:
         waiter.waits = False
         if waiter.has_turn:
-            # Its turn came in the same step of the loop: the next one must have it.
+            # Its turn came in the same step of the loop: hand it to the next one.
             self.leave(waiter.size)
 
 

@@ -1,8 +1,7 @@
 """Long strings and long lists of numbers that were left out of a JSON body, and what is known of them.
 
-A size takes a search at memory speed, a head its first bytes; the whole of a string is decoded
-in pieces, so that no call holds up other threads. Where they stand in a body is found in
-``shorten``.
+A size takes one search at memory speed, a head only the first bytes; a whole string is decoded in
+pieces, so that no call holds up other threads. ``shorten`` finds where they are in a body.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class LongString:
 
     @property
     def length(self) -> int:
-        """Bytes between the quotes, escapes as they are written."""
+        """Bytes between the quotes, with escapes as they are written."""
         return self._end - self._start
 
     def raw(self) -> bytes:
@@ -64,7 +63,7 @@ class LongString:
         return map(_text, self._windows())
 
     def _windows(self) -> Iterator[bytes]:
-        """The bytes between the quotes, cut where no character and no escape is split."""
+        """The bytes between the quotes, in pieces that split no character and no escape."""
         at, end = self._start, self._end
         while at < end:
             stop = at + PIECE
@@ -77,7 +76,7 @@ class LongString:
 class LongStrings:
     """The strings that were left out of a body, by their keys.
 
-    Places only, until one is asked for: a hostile body has as many of them as it may have values.
+    Only places are kept until one is asked for: a hostile body may have as many strings as values.
     """
 
     __slots__ = ("_body", "_ends", "_prefix", "_starts")
@@ -181,7 +180,7 @@ class LongLists:
 
 
 def _unit_end(body: bytes, start: int, stop: int) -> int:
-    """The last place up to ``stop`` at which no escape, and no UTF-8 character, is split."""
+    """The last place up to ``stop`` at which neither an escape nor a UTF-8 character is split."""
     last = body.rfind(b"\\", max(start, stop - 2 * _CODED), stop)
     if last >= 0 and _begins_escape(body, start, last):
         pair = last - _CODED
@@ -210,7 +209,7 @@ def _decoded_size(content: bytes) -> int:
 
 
 def _text(raw: bytes) -> str:
-    """What ``raw`` says between quotes; what is no JSON as it stands: the app refuses such a body."""
+    """``raw``, decoded as between quotes; invalid JSON is left as it is: the app refuses such a body."""
     try:
         text = raw.decode("utf-8", "surrogatepass")
         if "\\" in text:

@@ -1,9 +1,8 @@
 """A multipart body: the headers, sizes and first bytes of its parts. Owns the boundary search.
 
-Content is searched for the next boundary and never copied beyond its first 64 KiB, nor 8 MiB
-of all parts. The
-search goes in windows, so that a large upload does not hold up other threads. What a part
-means must not be put here.
+Content is searched for the next boundary; at most the first 64 KiB of a part are copied, and 8 MiB
+of all parts together. The search goes in windows, so that a large upload does not hold up other
+threads. What a part means must not be put here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from gpu_admission.errors import UnreadableBody
 HEAD: Final = 64 * 1024
 """Bytes of each part that are kept."""
 ALL_HEADS: Final = 8 * 1024 * 1024
-"""Bytes that are kept of all parts; behind them, of each part only ``SHORT_HEAD``."""
+"""Bytes that are kept of all parts together; beyond that, only ``SHORT_HEAD`` of each part."""
 SHORT_HEAD: Final = 1024
 MOST_PARTS: Final = 2_000
 """Starlette's own limit: 1,000 files and 1,000 fields."""
@@ -63,15 +62,15 @@ def read_parts(body: bytes, content_type: str) -> tuple[Part, ...]:
 
 
 def part_text(part: Part) -> str:
-    """The content of ``part`` as text of its size; behind its first 64 KiB only zeros."""
+    """The content of ``part`` as text of its full size; beyond its first 64 KiB only zeros."""
     return part.head.decode("utf-8", "replace") + "0" * (part.size - len(part.head))
 
 
 def _boundary(content_type: str) -> bytes:
-    """The boundary, where the header leaves no doubt which it is.
+    """The boundary, if the header leaves no doubt about it.
 
-    Frameworks differ in what they make of two boundaries, of one that is quoted in part or holds
-    white space, and of RFC 2231's ``boundary*``: a client could show each another body.
+    Frameworks differ in how they read two boundaries, one that is quoted in part or contains white
+    space, and RFC 2231's ``boundary*``: a client could show each of them a different body.
     """
     header = _TYPE.fullmatch(content_type)
     values = [] if header is None else _BOUNDARY.findall(header[1])
@@ -83,8 +82,8 @@ def _boundary(content_type: str) -> bytes:
 def _spans(body: bytes, boundary: bytes) -> Iterator[tuple[int, int]]:
     """Where each part starts (its headers) and ends.
 
-    A boundary stands at the start of the body or behind a line break, and ends with a line
-    break or ``--``. Anything else is refused: readers differ in what they make of it.
+    A boundary stands at the start of the body or after a line break, and ends with a line break
+    or ``--``. Anything else is refused: readers differ in how they read it.
     """
     mark = b"\r\n--" + boundary
     at = len(mark) - 2 if body.startswith(mark[2:]) else _behind(body, mark, 0)
@@ -141,10 +140,10 @@ def _headers(block: bytes) -> dict[str, str]:
 
 
 def _parameters(header: str) -> dict[str, str]:
-    """``; name=value`` pairs behind a header's first word.
+    """The ``; name=value`` pairs after a header's first word.
 
-    Some frameworks take the first of a name, some the last, some undo RFC 2231's forms of it: what
-    leaves a doubt which field a part is raises ``UnreadableBody``.
+    For a repeated name some frameworks take the first, some the last, some decode RFC 2231's forms:
+    any doubt about which field a part is raises ``UnreadableBody``.
     """
     found: dict[str, Any] = {}
     for name, quoted, plain in _PARAMETER.findall(header):

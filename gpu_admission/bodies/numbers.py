@@ -1,7 +1,7 @@
-"""Numbers in a body, which may be anything at all. Owns what each wrong value means.
+"""Numbers in a body, where a client may have put anything. Owns what each wrong value means.
 
-Missing, ``null``, NaN, zero and negative are "not said". Text of digits is a number, a
-fraction is rounded up, and a huge number becomes ``CEILING``, which no capacity holds.
+Missing, ``null``, NaN, zero and negative count as "not said". A text of digits is a number, a
+fraction is rounded up, and a huge number becomes ``CEILING``, which fits no capacity.
 Anything else (true, text, a list, an object) is refused with the name of its field.
 """
 
@@ -14,13 +14,13 @@ from typing import Any, Final
 from gpu_admission.errors import UnreadableBody
 
 CEILING: Final = 2**53
-"""The largest number that a workload says. Still exact as a float."""
+"""The largest number in a workload. Still exact as a float."""
 _LONGEST_NUMBER = 400
 _READERS: tuple[Callable[[str], int | float], ...] = (int, float)
 
 
 def positive(fields: Mapping[str, Any], name: str, default: int) -> int:
-    """The whole number at ``name``, or ``default`` where none is said."""
+    """The whole number at ``name``, or ``default`` if there is none."""
     value = fields.get(name)
     if type(value) is int and 0 < value <= CEILING:
         return value
@@ -28,9 +28,9 @@ def positive(fields: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def whole(value: Any, name: str) -> int:
-    """``value`` as a whole number from 1 to ``CEILING``, or 0 where it says none.
+    """``value`` as a whole number from 1 to ``CEILING``, or 0 if it means "not said".
 
-    Raises ``UnreadableBody`` for what is no number.
+    Raises ``UnreadableBody`` if it is no number.
     """
     if value is None:
         return 0
@@ -43,7 +43,7 @@ def whole(value: Any, name: str) -> int:
 
 
 def fraction(fields: Mapping[str, Any], name: str, default: float) -> float:
-    """The number at ``name``, fractions kept, up to ``CEILING``; ``default`` where none is said."""
+    """The number at ``name``, fractions kept, up to ``CEILING``; ``default`` if there is none."""
     value = fields.get(name)
     if isinstance(value, str):
         value = _number(value, name)
@@ -52,7 +52,7 @@ def fraction(fields: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def capped(value: int) -> int:
-    """``value``, or ``CEILING`` where a product has passed it."""
+    """``value``, or ``CEILING`` if a product has exceeded that."""
     return value if value <= CEILING else CEILING
 
 

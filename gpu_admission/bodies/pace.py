@@ -1,8 +1,8 @@
 """One reading thread computes at a time, the one with the smallest body first.
 
-Threads that compute compete with the event loop for the interpreter: it would come back to the loop
-only every third or fourth time, tens of milliseconds late. Owns whose turn it is. Which bodies are
-read at all, and when, is ``large``'s.
+Threads that compute compete with the event loop for the interpreter: the loop would get it only
+every third or fourth time, tens of milliseconds late. Owns whose turn it is. Which bodies are read
+at all, and when, is up to ``large``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 PATIENCE = 0.25
-"""Seconds after which a thread computes beside one that does not give way: that may wait for a network."""
+"""Seconds to wait for a thread that does not give way (it may be waiting for a network) before going on."""
 
 
 class _Waiting:
@@ -37,7 +37,7 @@ class Pace:
         self._arrivals = itertools.count()
 
     def run(self, read: Callable[[], T], size: int) -> T:
-        """``read()``, in turns with others. ``size`` is its body's, in bytes."""
+        """``read()``, in turns with others. ``size``: bytes of its body."""
         step = _Step(self, size)
         _step.set(step)
         step.has_turn = self.enter(size)
@@ -80,7 +80,7 @@ class Pace:
 
 
 class _Step:
-    """What one reading thread does, and whether it has the turn for that."""
+    """One thread's reading, and whether it has the turn."""
 
     __slots__ = ("_pace", "_size", "has_turn")
 

@@ -1,7 +1,7 @@
-"""How many bytes of bodies one step of an event loop reads by itself.
+"""How many bytes of request bodies one step of an event loop reads itself.
 
-Owns the share of small bodies, which are read at once and in no thread: a hundred of them that come
-in one step would hold up everything else a hundred times as long as one. Large bodies are ``large``'s.
+Owns the limit for small bodies, which are read at once and without a thread: a hundred of them in one
+step would hold up everything else a hundred times as long as one. Large bodies are read in ``large``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import anyio.lowlevel
 
 STEP_BYTES = 32 * 1024
-"""As much as one body may have that is read without a thread."""
+"""Bytes read in one step: as many as a single body may have that is read without a thread."""
 UNCOUNTED_BYTES = 512
-"""A body of so few bytes costs less than counting it would be worth."""
+"""Bodies up to this size are so cheap that counting them is not worth it."""
 
 
 class StepShare:

@@ -1,10 +1,9 @@
-"""A large JSON body made short before it is parsed. Owns the search, and the bound on values.
+"""A large JSON body shortened before it is parsed. Owns the search, and the bound on values.
 
 A parser holds the interpreter until it is done, and makes values of many times a body's bytes. So
 its long strings (prose, inline images) and long lists of numbers (token ids, tensors) are left out
-first: each is replaced by a key. What remains is counted, and refused where it is too much. All
-of it takes time that grows with the body's length only, in many short steps between which other
-threads may run.
+first: each is replaced by a key. What remains is counted, and refused if it is too much. All of this
+takes time linear in the body's length, in many short steps between which other threads may run.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from gpu_admission.errors import TooComplex, UnreadableBody
 LONG: Final = 64 * 1024
 """Bytes of a string that is left out."""
 EASY: Final = 2 * 1024 * 1024
-"""Of a larger body, strings above ``LESS_LONG`` are left out too: else 64 MiB of them would remain."""
+"""In bodies above this size, strings above ``LESS_LONG`` are left out too: else 64 MiB would remain."""
 LESS_LONG: Final = 256
-"""Above any field's name, even where each of its letters is written ``\\uXXXX``."""
+"""Longer than any field's name, even one with each letter written as ``\\uXXXX``."""
 BYTES_OF_A_VALUE: Final = 64
-"""So many bytes that remain count as one value more."""
+"""Every so many bytes that remain count as one more value."""
 _LIST = 256
 _GAP = 4 * 1024
 _SOMETHING_LONG = re.compile(rb'(?:^|")[^"]{%d}' % _GAP)
@@ -43,8 +42,8 @@ _NONCE_DIGITS = 40
 class Short(msgspec.Struct, frozen=True):
     """A body's ``text`` with keys for what was left out, and what those keys stand for.
 
-    A string's key is longer than what ``content`` takes for a word; a list's is a number. Neither
-    can be guessed, so no body can hold one of its own.
+    A string's key is longer than what ``content`` takes for a word; a list's key is a number. Neither
+    can be guessed, so no body can contain one by itself.
     """
 
     text: bytes
@@ -136,7 +135,7 @@ class _Cut:
 
 
 def _is_short(body: bytes, most: int) -> bool:
-    """Whether ``body`` surely has no long string and no long list: a look at memory speed."""
+    """Whether ``body`` certainly has no long string and no long list: a check at memory speed."""
     quotes = body.count(b'"')
     if quotes > 2 * most or quotes % 2 or body.find(b'\\"') >= 0:
         return False
@@ -151,7 +150,7 @@ def _check_values(text: bytes, most: int) -> None:
 
 
 def _values(text: bytes) -> int:
-    """At least the values and names in ``text``; each has one of these marks before or behind it."""
+    """At least as many as the values and names in ``text``: each has one of these marks next to it."""
     return sum(map(text.count, (b",", b":", b"[", b"{")))
 
 
@@ -185,7 +184,7 @@ def _strings(body: bytes, most: int) -> Iterator[tuple[int, int]]:
 def _closing_quote(body: bytes, at: int) -> int:
     """The quote that ends the string which has its content from ``at`` on, or -1.
 
-    It is found when escapes have been blotted out, in windows that grow: most strings are short.
+    Escapes are blanked out first, in growing windows: most strings are short.
     """
     size = 256
     while at < len(body):
@@ -220,7 +219,7 @@ def _as_utf8(body: bytes) -> bytes:
     if encoding == "utf-8":
         return body
     decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-    written = io.BytesIO()  # joined pieces would take their bytes twice
+    written = io.BytesIO()  # joining pieces would take their bytes twice
     try:
         for at in range(0, len(body), _WINDOW):
             give_way()

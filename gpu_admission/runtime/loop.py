@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 LOOK_SECONDS = 1.0
-"""How often a thread that waits for a loop looks whether that still runs."""
+"""Seconds between a waiting thread's checks whether its loop still runs."""
 _ENDED = "the event loop has ended while a thread waited for it: end the threads that wait before their loop"
 
 running_asyncio = asyncio._get_running_loop

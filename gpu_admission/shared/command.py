@@ -1,6 +1,6 @@
 """``gpu-admission budget show|drain|evict``: an operator's way into a shared budget.
 
-It reads the log and takes no part: it neither joins nor changes settings. What it says is
+It reads the log without taking part: it neither joins nor changes settings. All that it writes is
 ``drain`` and ``evict``, as single entries.
 """
 
@@ -68,7 +68,7 @@ class Onlooker:
 
 
 Show: TypeAlias = Callable[[str, Sequence[MemberSnapshot]], object]
-"""Draws a line on the whole budget, and its processes."""
+"""Prints a line on the whole budget, and its processes."""
 
 
 def main(arguments: Sequence[str], *, show: Show) -> int:

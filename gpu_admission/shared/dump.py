@@ -1,4 +1,4 @@
-"""A replica written down at a place in the log, so that a newcomer needn't read from the beginning.
+"""A replica saved at a place in the log, so that a newcomer needn't read from the beginning.
 
 Owns the snapshot's format; a ledger's own is in ``budget.dump``.
 """
@@ -20,7 +20,7 @@ from gpu_admission.shared.terms import ledger_of
 
 
 class ReplicaDump(msgspec.Struct, array_like=True, frozen=True):
-    """All that a replica is."""
+    """The whole state of a replica."""
 
     rules: int
     at: float | None
@@ -56,7 +56,7 @@ def dump(replica: Replica) -> bytes:
 
 
 def load(replica: Replica, data: bytes) -> None:
-    """Make a new ``replica`` what was dumped. Raises ``ValueError`` for what is no snapshot."""
+    """Load what was dumped into a new ``replica``. Raises ``ValueError`` if it is no snapshot."""
     try:
         state = _decode(data)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:

@@ -1,7 +1,7 @@
 """A folder on this host as the log: the embedded default, with no service to run.
 
-Owns the folder: whose it is, where it lies, and how a lost or foreign log in it is begun anew.
-The file is ``logfile``'s, who lives and who is woken ``presence``'s.
+Owns the folder: whose it is, where it is, and how a lost or foreign log in it is begun anew. The
+file is in ``logfile``; who lives and who is woken is in ``presence``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class FolderLog:
         self._listener.came_back()
 
     def _report(self) -> None:
-        """All entries that are there, through as many files as they lie in."""
+        """All entries that are there, through as many files as they fill."""
         while True:
             entries = self._file.read()
             if entries:
@@ -94,7 +94,7 @@ class FolderLog:
             self._go_on()
 
     def _go_on(self) -> None:
-        """In the next file, which the first makes who gets there."""
+        """Go on in the next file, which is made by whoever gets there first."""
         try:
             while not self._file.open_next():
                 self._file.create_next(self._listener.snapshot())
@@ -102,13 +102,13 @@ class FolderLog:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """With what is there now: nothing leads there from our file."""
+        """Start over with what is there now: nothing leads there from our file."""
         self._open(self._first(self._settle, "the log was lost"))
         self._read_all()
 
     def append(self, data: bytes) -> None:
         if self._away:
-            return  # out of turn it would make a hole: all is appended again when the log is back
+            return  # out of order it would leave a hole: everything is appended again when the log is back
         try:
             if time.monotonic() >= self._look_at:
                 self._look()
@@ -147,17 +147,17 @@ class FolderLog:
         return not self._away
 
     def _look(self) -> None:
-        """See that the folder is still ours: now and then, for that costs as much as an entry."""
+        """Check that the folder is still ours; only now and then, since that costs as much as an entry."""
         self._look_at = time.monotonic() + self._look_every
         if self._presence.is_gone:
             self._show_again()
         if self._file.is_gone:
-            self._report()  # what came before it went: it may have been sealed
+            self._report()  # read what came before it was removed: it may have been sealed
             if self._file.is_gone:
                 self._begin_again()
 
     def _show_again(self) -> None:
-        """The folder was removed, or cleaned: be seen again."""
+        """The folder was removed, or cleaned: make this process visible again."""
         prepare_folder(self._folder)
         self._presence.abandon()
         self._presence = Presence(self._folder, self._process)
@@ -183,16 +183,16 @@ class FolderLog:
             self._went_away(error)
 
     def stop(self) -> None:
-        self._presence.wake({self._process})  # the thread that waits is to end, and not at its next beat
+        self._presence.wake({self._process})  # the waiting thread must end now, not at its next beat
         self._presence.close()
         self._file.close()
 
 
 def prepare_folder(folder: Path) -> bool:
-    """Make ``folder`` for its owner alone; whether it was made now.
+    """Make ``folder`` for its owner alone; returns whether it was made now.
 
-    Raises ``ValueError`` for one that others may use, or that lies on a network file system:
-    locks and sockets there don't reach all who see it.
+    Raises ``ValueError`` if others may use it, or if it is on a network file system, where locks
+    and sockets don't reach everyone who sees it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True)
@@ -234,7 +234,7 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> st
 
 
 def _sockets_in(folder: Path, besides: str) -> bool:
-    """Whether a process still listens at a path in ``folder``: one that was there before it was removed."""
+    """Whether a process still listens at a path in ``folder``, from before the folder was removed."""
     try:
         lines = Path("/proc/net/unix").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""How entries lie in the log's file, so that a reader finds its way past what a crash left there.
+"""How entries are laid out in the log's file, so that a reader gets past what a crash left there.
 
 Owns the bytes of a file's head and of one frame. Pure; files are ``logfile``'s.
 """
@@ -21,7 +21,7 @@ _SEAL = b"\x93gA\xe9"
 _FILE = b"GPUADM2\n"
 _LOW = 0xFFFFFFFF
 _unpack = _FRAME.unpack_from
-_entry = partial(tuple.__new__, Entry)  # in half the time
+_entry = partial(tuple.__new__, Entry)  # takes half the time
 HEAD_SIZE = _HEAD.size
 
 
@@ -52,7 +52,7 @@ def frame(data: bytes, stamp: int) -> bytes:
 
 
 def snapshot_frame(data: bytes, stamp: int) -> bytes:
-    """What the log said up to here, at the begin of a file that continues another."""
+    """What the log said up to here, at the beginning of a file that continues another."""
     return _FRAME.pack(_SNAPSHOT, len(data), crc32(data, stamp & _LOW), stamp) + data
 
 
@@ -68,7 +68,7 @@ class Frames:
         self.latest = 0
         """Nanoseconds of the last entry."""
         self.is_sealed = False
-        """Whether the seal was read: what follows it was said too late, and counts nowhere."""
+        """Whether the seal was read: anything after it came too late and counts nowhere."""
 
     def read_snapshot(self, data: bytes) -> tuple[bytes | None, int]:
         """The snapshot that ``data`` begins with, if it does, and the bytes that it takes."""
@@ -81,8 +81,8 @@ class Frames:
     def read(self, data: bytes, entries: list[Entry]) -> int:
         """Append the whole entries at the start of ``data``; returns the bytes that they take.
 
-        A frame that isn't whole is either still being written, and read next time, or what a
-        writer left when it died: then a whole one follows, and all read on from there.
+        A frame that isn't whole is either still being written, and is read next time, or was left by
+        a writer that died: then a whole one follows, and everyone reads on from there.
         """
         place, end, latest = 0, len(data), self.latest
         while place < end and not self.is_sealed:

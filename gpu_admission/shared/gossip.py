@@ -1,7 +1,7 @@
 """What a process says with each beat: what it holds, and what its estimators have learned.
 
-Owns the bytes of the latter and that they are few: the newest records, where there are many. They
-change nothing that is granted, and what is lost is learned again.
+Owns the bytes of what was learned, and keeps them few: only the newest records, if there are many.
+They change nothing that is granted, and what is lost is learned again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Gossip:
         self._said: deque[Record] = deque(maxlen=_MOST_RECORDS)
 
     def __call__(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Bytes that this process holds besides its leases, and that these take: one each for a device."""
+        """For each device, the bytes that this process holds besides its leases, and what those take."""
         return self._use()
 
     def say(self, record: Record) -> None:
@@ -50,7 +50,7 @@ class Gossip:
         self._said.append(record)
 
     def beat(self) -> Beat:
-        """All that is to be said now; the records are said once."""
+        """All that there is to say now; each record is said only once."""
         resident, taken = self._use()
         records = []
         while self._said:

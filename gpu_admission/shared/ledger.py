@@ -1,7 +1,7 @@
 """The seam: one process's face of a budget that many processes share.
 
-Owns what the controller may ask of it. Who may start is the replica's business, taking part the
-membership's, how entries travel the log's; waiting and refusing are the controller's.
+Owns what the controller may ask of it. Who may start is up to the replica, taking part to the
+membership, how entries travel to the log; waiting and refusing are up to the controller.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ class SharedLedger:
     - To ask: ``await request(ticket)``, or ``ask(ticket)`` in a thread. Then ``ticket.state`` is
       ``GRANTED`` (and started), ``WAITING``, ``REFUSED``, or ``NEW``: the log is away, treat it
       as one that waits, and refuse it with 503 ``budget_unreachable`` when its time is up.
-    - Who waits is called through ``woken(tickets)``, under the lock and from any thread: it may
-      only set events and the like. Once awake: ``await start_work(ticket)``. ``True``: run.
-      ``False``: look at ``ticket.state``; unless it is ``REFUSED`` go on waiting.
+    - Waiters are woken through ``woken(tickets)``, under the lock and from any thread: it may only
+      set events and the like. Once awake: ``await start_work(ticket)``. ``True``: run.
+      ``False``: look at ``ticket.state``; unless it is ``REFUSED``, go on waiting.
     - However it ends: ``release(ticket)``, once or more often, from any thread. Its state is
       ``ENDED`` when that has come back.
 
-    ``use()`` returns, one for each device, the bytes that this process holds besides its leases,
-    and those that its leases really take.
+    ``use()`` returns, for each device, the bytes that this process holds besides its leases, and
+    those that its leases really take.
     ``fallback``: the share of a device that this process may grant by itself while the log is
-    away. Nothing here raises for a log that is away, but ``start`` and, when very much has
+    away. While the log is away nothing here raises, except ``start`` and, when very much has
     piled up, what would add to it: ``LogAway``.
     """
 
@@ -165,10 +165,10 @@ class SharedLedger:
     def ask(
         self, ticket: Ticket, *, came_back: Callable[[Ticket], object] | None = None, start: bool = False
     ) -> None:
-        """The same without waiting for it to come back, which on a folder it has done at once.
+        """The same without waiting for it to come back, which on a folder happens at once.
 
-        Where it has not, ``came_back`` is called when it has, or can't: as ``woken``. ``start``:
-        where it is granted by now, its work begins.
+        Otherwise ``came_back`` is called, like ``woken``, once it has come back or can't. ``start``:
+        if it is granted by then, its work begins.
         """
         with self._turn:
             if self._leaving:
@@ -260,7 +260,7 @@ class SharedLedger:
                 return
             self._release_now(ticket)
         if self._leaving and not self._own and not self.has_left:
-            # Whoever ends the last lease may be inside the lock, which leaving waits for.
+            # Whoever ends the last lease may hold the lock, which leaving waits for.
             threading.Thread(target=self._leave, name="gpu_admission.leave").start()
 
     def _release_now(self, ticket: Ticket) -> None:
@@ -319,7 +319,7 @@ class SharedLedger:
         return ticket.bytes == size
 
     def refuse_all(self) -> None:
-        """Send away all that wait in this process."""
+        """Refuse all that wait in this process."""
         self._say(Refuse())
 
     def allow(
@@ -350,7 +350,7 @@ class SharedLedger:
         with self._turn:
             if not self._member.outbox.member or self.has_left:
                 return  # what lasts is said when it joins
-            if self._turn.depth > 1:  # from a collection of garbage, in the middle of another append
+            if self._turn.depth > 1:  # from a garbage collection in the middle of another append
                 self._member.late.append(partial(self._member.tell_all, operation))
             else:
                 self._member.tell_all(operation)
@@ -364,17 +364,17 @@ class SharedLedger:
     def ledger(self) -> Ledger:
         """The replica's ledger, to read under ``lock``; an empty one until a log has been joined."""
         if self._member.untold and not self._turn.depth:
-            self._flush()  # who looks sees what has ended
+            self._flush()  # whoever looks must see what has ended
         return self.ledger_as_read
 
     @property
     def ledger_as_read(self) -> Ledger:
-        """The same, but for what has ended and was not said yet."""
+        """The same, except for what has ended but was not said yet."""
         ledger = self._member.replica.ledger
         return self._empty if ledger is None else ledger
 
     def now(self) -> float:
-        """The log's time now, about: what ``ledger``'s questions take for ``now``."""
+        """The log's time now, roughly: the ``now`` for ``ledger``'s methods."""
         return self._member.now()
 
     def catch_up(self) -> None:

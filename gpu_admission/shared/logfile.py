@@ -1,9 +1,9 @@
 """The log's files in a folder: one write for each entry, in an order that the kernel keeps, and no lock.
 
-A file that has become long is sealed: a mark at its end, after which nothing in it counts. All
-who read up to it know the same, so any of them may write it down as the begin of the next file,
-and the first who does has. So nobody waits for anybody, and one that stands still stops nobody.
-Owns the files and nothing else; what entries mean is the replica's business.
+A file that has become long is sealed: a mark at its end, after which nothing in it counts. All who
+read up to the mark know the same, so any of them may write that down as the beginning of the next
+file; the first one to do so wins. Nobody waits for anybody, and one that stalls stops nobody. Owns
+the files and nothing else; what entries mean is the replica's business.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LogFile:
             if self._newest() > number:
                 raise
             return False
-        # Asked last: one that lagged behind may have made its own of a file that was long removed.
+        # Asked last: a process that lagged behind may have continued a file that was long removed.
         if self._newest() > number or (self.head.lineage, self.place) != before:
             raise FileNotFoundError(self._path(number))
         return True
@@ -75,7 +75,7 @@ class LogFile:
         return max(self._numbers(), default=-1)
 
     def remove_other_boots(self) -> None:
-        """Logs of another start of the host: nobody who wrote them lives, and their clock is another."""
+        """Logs from before the host's last start: nobody who wrote them lives, and their clock differs."""
         for path in self._folder.glob("log-*"):
             if not path.name.startswith(self._prefix):
                 path.unlink(missing_ok=True)
@@ -148,7 +148,7 @@ class LogFile:
     def read(self) -> list[Entry]:
         """Entries that have come since the last time."""
         entries: list[Entry] = []
-        data = os.pread(self._fd, _LITTLE, self._offset)  # to ask for much costs much, if little comes
+        data = os.pread(self._fd, _LITTLE, self._offset)  # asking for much costs much, even if little comes
         if data:
             if len(data) == _LITTLE:
                 data = self._all_after(data)
@@ -173,7 +173,7 @@ class LogFile:
     def create_next(self, snapshot: bytes) -> None:
         """Make the file that continues this one with ``snapshot``, unless another process has.
 
-        What came before can go: who still reads in it has it open.
+        The earlier file can go: whoever still reads it has it open.
         """
         head = Head(self.head.lineage, self.head.number + 1, self.place)
         self._make(head.number, head.pack() + snapshot_frame(snapshot, self._frames.latest))

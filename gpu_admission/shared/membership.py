@@ -1,7 +1,7 @@
 """This process's membership in a shared budget: from join to leave, through losses and deaths.
 
 Owns the way to the log and the replica that follows it: what was said and has come back, beats,
-deaths of others, and joining again after its own. Whose ticket waits for what is ``ledger``'s.
+others' deaths, and joining again after its own. Which ticket waits for what is in ``ledger``.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class Membership:
         """Its join has come back."""
         self.has_left = False
         self.changed: list[Ticket] = []
-        """Tickets of any process that were granted or refused, and nobody was told yet."""
+        """Tickets of any process that were granted or refused, of which nobody was told yet."""
         self.allowed: dict[int, Allow] = {}
-        """What this process's guards said last of each device: said again when it joins again."""
+        """What this process's guards last said of each device; repeated when it joins again."""
         self.late: deque[Callable[[], None]] = deque()
-        """What came in the middle of a call, as from a collection of garbage: done at its end."""
+        """What came in the middle of a call, as from a garbage collection: done at the call's end."""
         self.untold = Untold()
         self._noted = -1
         self._woken = woken
@@ -159,7 +159,7 @@ class Membership:
             for at, data in entries:
                 changed = replica.apply(at, data)
                 if replica.author == me:
-                    # Whoever stirs others up wakes them; each sees for itself what became of its own asks.
+                    # Whoever affects others wakes them; each sees for itself what became of its own asks.
                     self.changed += changed
                     self._came_back(replica.serial)
                 elif changed:
@@ -208,7 +208,7 @@ class Membership:
                 self.adopt(tuple(alone.values()))
 
     def _find_the_missing(self, known: dict[int, Ticket]) -> None:
-        """Refused in a part of the log that this process never read: a snapshot stands for it."""
+        """Refused in a part of the log that this process never read, since a snapshot replaces it."""
         for ticket in self.own:
             if ticket.state is WAITING and ticket.number not in known:
                 ticket.state = REFUSED
@@ -313,7 +313,7 @@ class Membership:
             self.log.append(data)
 
     def _do_all_work(self) -> None:
-        """What the log's reports call for is done last, outside of the log."""
+        """Do what the log's reports call for: last, and outside of the log."""
         while not self._is_reading and (self.late or self.changed or self._noted != self.replica.changes):
             if self.late:
                 self.late.popleft()()
@@ -322,7 +322,7 @@ class Membership:
                 self._do_work()
 
     def _is_out(self) -> bool:
-        """Whether it took part, or was about to, and does no more against its will."""
+        """Whether it took part, or was about to, and was thrown out."""
         member = self.outbox.member
         if not member or self.has_left or member in self.replica.members.living:
             return False
@@ -373,21 +373,21 @@ class Membership:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it has heard so lately that it takes part, that nothing it holds can be given away yet."""
+        """Whether it was confirmed as a member so recently that nothing it holds can be given away yet."""
         return self._clock() - self.outbox.confirmed < self.ttl / 2
 
     @property
     def has_just_read(self) -> bool:
-        """Whether what it knows of others is of this very moment."""
+        """Whether what it knows of others is up to date."""
         return self._clock() - self._seen[1] < MOMENT
 
     def now(self) -> float:
-        """The log's time now, about."""
+        """The log's time now, roughly."""
         at, seen = self._seen
         return at + (self._clock() - seen)
 
     def beat(self, number: int) -> None:
-        """Say that it lives, and call who waits for ``number`` when that has come back."""
+        """Say that this process lives, and call whoever waits for ``number`` once that has come back."""
         self.append(self._gossip.beat(), asks=(number,))
 
 

@@ -31,7 +31,7 @@ class MemoryHub:
         self.settle = settle
         """Seconds for which a log that replaces a lost one grants nothing."""
         self.long = long
-        """Entries from which on the log is compacted."""
+        """With this many entries the log is compacted."""
         self.lock = threading.RLock()
         self.logs: dict[str, MemoryLog] = {}
         self.dead: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a process has said and not yet read back: to be said again when the log lost it.
+"""What a process has said but not yet read back: to be said again if the log loses it.
 
 Owns the process's own numbering, and when it last knew that it still takes part.
 """

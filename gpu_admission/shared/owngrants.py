@@ -1,8 +1,8 @@
 """Grants that a process makes by itself, without asking the log first.
 
-While the log is away, from this process's own share of each device; of bytes that ended in it in
-this very moment, which stay in it unless somebody waits for them; and whatever it takes, where
-nothing is decided. Owns when each may be. All others come out of the replica.
+While the log is away, from this process's own share of each device; from bytes of a lease that has
+just ended here, which stay here unless somebody waits for them; and any size, where nothing is
+decided. Owns when each is allowed. All other grants come from the replica.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class OwnGrants:
         return True
 
     def force(self, ticket: Ticket) -> None:
-        """Whether it fits or not."""
+        """Grant it whether it fits or not."""
         ticket.number = self._member.own.next_number()
         if ticket.flow is not None:
             ticket.flow = flow_key(ticket.flow)
@@ -47,8 +47,8 @@ class OwnGrants:
     def of_this_moment(self, ticket: Ticket) -> bool:
         """The bytes of one that has just ended, as if it ran on; whether there was one like ``ticket``.
 
-        For all other processes nothing has happened. Nobody is overtaken who is known to wait, nor
-        by more than the moment in which that is not known yet.
+        To all other processes nothing has happened. Nobody known to wait is overtaken, and others only
+        for the moment until they are known.
         """
         member, ended = self._member, self._member.untold.like(ticket)
         replica = member.replica

@@ -50,7 +50,7 @@ class OwnTickets:
         return [ticket for ticket in self._tickets.values() if not ticket.started]
 
     def when_back(self, number: int, call: Callable[[], object]) -> None:
-        """``call`` once, when what was said with ``number`` has come back, or can't."""
+        """Have ``call`` called once, when what was said with ``number`` has come back, or can't."""
         self._returns[number] = call
 
     def back(self, numbers: Sequence[int]) -> None:

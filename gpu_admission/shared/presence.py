@@ -1,4 +1,4 @@
-"""That this process lives, for others to see; and a way for them to wake it.
+"""Shows others that this process lives, and lets them wake it.
 
 A file that stays locked for as long as the process lives (the kernel gives the lock back, however
 it dies), and a datagram socket. Both are named for the process, work across containers that mount
@@ -47,7 +47,7 @@ class Presence:
 
     @property
     def lifeline(self) -> int:
-        """The locked file: whoever inherits it keeps this process alive for the others."""
+        """The locked file: whoever inherits it keeps this process alive in the eyes of others."""
         return self._lock
 
     @property
@@ -105,7 +105,7 @@ class Presence:
         return [process for process in self.others() if self.is_alive(process)]
 
     def sweep(self) -> None:
-        """Remove what those left that were dead the last time too: by now the log says that they are."""
+        """Remove the files of processes that were dead last time too: by now the log says so."""
         dead = {process for process in self.others() if self.is_alive(process) is False}
         for process in dead & self._dead:
             self._socket_path(process).unlink(missing_ok=True)
@@ -113,7 +113,7 @@ class Presence:
         self._dead = dead - self._dead
 
     def wake(self, processes: Collection[str]) -> None:
-        """A process that has died, or has been woken already, needs none."""
+        """Wake these processes. One that has died, or was already woken, needs nothing."""
         for process in processes:
             with contextlib.suppress(OSError):
                 self._socket.sendto(b"w", self._address(process))

@@ -49,7 +49,7 @@ class Pulse:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the wait that is on; whoever stops wakes it."""
+        """End after the current wait; whoever stops it also wakes it."""
         self._stopped = True
 
     def join(self, seconds: float) -> None:

@@ -36,7 +36,7 @@ class Listener(Protocol):
         """
 
     def snapshot(self) -> bytes:
-        """All that it has made of what was received so far, for those who come later."""
+        """Its whole state after what was received so far, for those who come later."""
         ...
 
     def went_away(self, why: str) -> None:
@@ -50,7 +50,7 @@ class Log(Protocol):
     """One order of entries for all processes that use a budget."""
 
     where: str
-    """How people call it, in messages; without a password."""
+    """Its name for people, in messages; without a password."""
     is_immediate: bool
     """Whether an entry has come back when ``append`` returns. Writing it is then the process's own
     work, and what may be said a moment later is said with the next entry."""

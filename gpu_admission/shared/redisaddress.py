@@ -1,8 +1,8 @@
-"""Addresses of budgets on a Redis or Valkey server, and the clients that they ask for.
+"""Addresses of budgets on a Redis or Valkey server, and the clients made for them.
 
 ``redis://host/gpu0``, ``rediss://user:password@host:6380/1?name=gpu0``,
 ``unix:///run/redis.sock?name=gpu0``, ``redis+sentinel://one,two:26380/mymaster/0?name=gpu0``.
-Besides ``name`` and ``prefix``, what stands behind the ``?`` goes to redis-py.
+Apart from ``name`` and ``prefix``, everything after the ``?`` goes to redis-py.
 """
 
 from __future__ import annotations

@@ -91,14 +91,14 @@ class RedisLog:
             writer.add(data, self._place)
 
     def catch_up(self) -> bool:
-        """The reader does; here it is only seen what became of what was appended."""
+        """The reader does that; here we only look at what became of what was appended."""
         writer = self._writer
         if writer is not None:
             writer.look()
         return False
 
     def wake(self, processes: Collection[str]) -> None:
-        """Each process's reader is told by the server."""
+        """Nothing to do: the server tells each process's reader."""
 
     def wait(self, seconds: float) -> None:
         self._woken.wait(seconds)
@@ -161,13 +161,13 @@ class RedisLog:
                 writer.close()
 
     def _check_server(self, client: Any) -> None:
-        """Once: a server that may throw the log away for want of memory is no place for a budget."""
+        """Checked once: a server that may evict the log when memory runs short is no place for a budget."""
         if self._has_checked:
             return
         from redis.exceptions import ResponseError
 
         client.ping()
-        with contextlib.suppress(ResponseError):  # some services don't let one ask
+        with contextlib.suppress(ResponseError):  # some services don't allow the question
             policy = client.config_get("maxmemory-policy").get("maxmemory-policy", "noeviction")
             if policy != "noeviction":
                 logger.warning(
@@ -259,7 +259,7 @@ class RedisLog:
             self._listener.received(entries)
         return True
 
-    # a snapshot in the place of what lies before it
+    # a snapshot in place of everything before it
 
     def _compact(self, client: Any) -> None:
         from redis.exceptions import WatchError
@@ -300,7 +300,7 @@ def _seconds(place: bytes) -> float:
 
 
 class Writer:
-    """The connection that appends. What came of it is looked at later, and by who reads."""
+    """The connection that appends. The reader looks at the results later."""
 
     def __init__(self, client: Any, stream: str) -> None:
         self.failure: Exception | None = None
@@ -312,7 +312,7 @@ class Writer:
         """For each append on its way: what had been read before."""
 
     def add(self, data: bytes, place: bytes | None) -> None:
-        """Append; it costs what a write to a socket does."""
+        """Append; it costs as much as a write to a socket."""
         with self._lock:
             if self.failure is not None:
                 return

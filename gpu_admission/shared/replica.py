@@ -8,9 +8,9 @@ The rules, in the order in which ``apply`` follows them at each entry:
 
 1. Time is the entry's. By it a log that began anew has settled or not, a member that was
    silent for ``lease_ttl`` is dead, and the bytes of a dead one have rested for half of it.
-2. An entry of one who isn't a member counts only if it joins. One that came twice is left
-   out. A hole in a member's own numbering means that some of what it said is lost: it is
-   dead as of here, and will claim what it holds.
+2. An entry from a non-member counts only if it joins. An entry that came twice is left out. A
+   hole in a member's own numbering means that some of what it said is lost: it is dead from here
+   on, and will claim what it holds.
 3. The operations of an entry apply together, at its time.
 """
 
@@ -145,7 +145,7 @@ class Replica:
     def _out_of_order(
         self, member: Member, serial: int, at: float, changed: Sequence[Ticket]
     ) -> Sequence[Ticket]:
-        """It came twice, or something before it is lost."""
+        """Take an entry that came twice, or before which something was lost."""
         if serial <= member.serial:
             return changed
         return self._settled([*changed, *self._die(member, at, certain=False)])
@@ -165,7 +165,7 @@ class Replica:
         return self._settled(changed) if changed else _NOTHING
 
     def _from_outside(self, message: Message, said: Any, at: float) -> Sequence[Ticket]:
-        """What one says that is no member, or none yet."""
+        """Take an entry from one that is no member, or not yet."""
         kind = type(said)
         if message.member in self.members.living:
             return _NOTHING
@@ -235,7 +235,7 @@ class Replica:
         changed: list[Ticket] = []
         self.changes += 1
         if not self.members.living and not self.members.dead:
-            self.terms = self.ledger = None  # all have gone: whoever comes begins with settings of its own
+            self.terms = self.ledger = None  # all have gone: whoever comes next begins with its own settings
         if said.former in self.members.living:
             changed += self._die(self.members.living[said.former], at, certain=False)
         member = self.members.living[name] = Member(name, said.pid, said.host, at)
@@ -269,7 +269,7 @@ class Replica:
         return changed
 
     def _keep(self, member: Member, rests: Ticket, held: Held, at: float) -> Sequence[Ticket]:
-        """One that was counted dead lives: what it holds was never given away."""
+        """A process counted as dead lives after all: what it holds was never given away."""
         ticket = self.own(member.name, held.number) or rests
         ticket.take_over(rests)
         ticket.owner, ticket.number, ticket.started = member.name, held.number, True

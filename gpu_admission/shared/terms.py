@@ -1,7 +1,7 @@
-"""The settings in force for all processes: how a ledger takes new ones.
+"""The settings in force for all processes: how a ledger adopts new ones.
 
-Owns what happens to those who wait and hold when settings change under them. Whose
-settings are the newest is the replica's business.
+Owns what happens to waiting and held tickets when settings change under them. Whose settings are
+the newest is the replica's business.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _carry_over(ledger: Ledger, new: Ledger, now: float) -> None:
 
 
 def warn_of_differences(where: str, mine: Terms, force: Terms) -> None:
-    """Say which settings of the budget ``where`` are others than those in force."""
+    """Log which settings for the budget ``where`` differ from those in force."""
     differ = [
         f"{name}={getattr(mine, name)!r} here, {getattr(force, name)!r} in force"
         for name in Terms.__struct_fields__

@@ -1,7 +1,7 @@
 """Leases of this process that have just ended, before the log was told.
 
-Owns which they are. One may be handed on to a request of the same size, which saves both an entry:
-when that is fair is ``owngrants``' business.
+Owns which they are. One may be handed on to a request of the same size, which saves both an entry;
+when that is fair is decided in ``owngrants``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpu_admission.budget.ticket import Ticket
 from gpu_admission.shared.operations import End
 
 MOMENT = 0.002
-"""Seconds for which an end may stay untold, and what was read stays news."""
+"""Seconds for which an end may stay untold, and what was read counts as fresh."""
 
 
 class Untold:

@@ -1,4 +1,4 @@
-"""What there is to see of the members: who holds what, on which host, for how long."""
+"""What is shown of the members: who holds what, on which host, for how long."""
 
 from __future__ import annotations
 
