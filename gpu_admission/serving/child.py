@@ -49,6 +49,11 @@ class Child:
     def pid(self) -> int | None:
         return self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can be called. To be asked while nothing else is asked of it."""
+        return not self._is_killed and self._process.is_alive()
+
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The function's result. Raises its exception, or ``ProcessDied``."""
         try:
@@ -64,7 +69,7 @@ class Child:
 
     def check(self) -> None:
         """Raises ``ProcessDied`` where the next call would."""
-        if self._is_killed or not self._process.is_alive():
+        if not self.is_alive:
             raise self._died()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import pickle
 from collections.abc import Callable
-from typing import Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 import anyio
 
@@ -37,7 +37,7 @@ class Processes(Generic[P, T]):
     are pickled.
 
     A caller that is cancelled leaves at once and its process is killed; another one takes its
-    place, as it does where a process dies: then ``run`` raises ``ProcessDied``. The request's
+    place, as it does where a process dies: at work, ``run`` raises ``ProcessDied``. The request's
     lease is held until the work has ended. An exception of ``function`` is raised as it is,
     with the traceback of its process as a note.
 
@@ -90,11 +90,19 @@ class Processes(Generic[P, T]):
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """``function(*args, **kwargs)`` in a process that does nothing else meanwhile."""
         async with self._instances.borrow() as child:
-            try:
-                result: T = await self._instances.run(Child.call, args, kwargs)
-            except anyio.get_cancelled_exc_class():
-                child.kill()
-                raise
+            if child.is_alive:
+                return await self._call(child, args, kwargs)
+        # It died at rest, and has been replaced as it was given back.
+        async with self._instances.borrow() as child:
+            return await self._call(child, args, kwargs)
+
+    async def _call(self, child: Child, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
+        """In ``child``, which has been borrowed."""
+        try:
+            result: T = await self._instances.run(Child.call, args, kwargs)
+        except anyio.get_cancelled_exc_class():
+            child.kill()
+            raise
         return result
 
     async def aclose(self) -> None:

@@ -57,6 +57,16 @@ async def test_a_process_that_dies_is_replaced() -> None:
         assert after[0] != before[0]
 
 
+async def test_a_process_that_dies_at_rest_is_replaced_before_the_next_call() -> None:
+    async with Processes(work.where, 1) as processes:
+        pid, _, _ = await processes.run()
+        await until(lambda: processes.ready == 1)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: pid not in [process.pid for process in multiprocessing.active_children()])
+        after, number, _ = await processes.run(7)
+        assert (number, after != pid) == (7, True)
+
+
 async def test_a_cancelled_call_is_killed_and_its_process_replaced(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     async with Processes(work.sleep_and_touch, 1) as processes:
