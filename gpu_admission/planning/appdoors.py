@@ -1,7 +1,7 @@
 """An app looked into without a request: its admissions, its routes, and which of them each meters.
 
-Owns how Starlette, FastAPI and plain ASGI wrappers are walked. What is found is printed by
-``check_command``; which requests are metered is decided by ``rules``, here as in service.
+Owns how Starlette, FastAPI and plain ASGI wrappers are walked. ``check_command`` prints what is
+found; ``rules`` decides which requests are metered, here as in service.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ANY = "POST"
 
 
 class Metered(msgspec.Struct, frozen=True):
-    """One way of a request to a lease."""
+    """One way in which a request gets a lease."""
 
     method: str
     path: str
@@ -36,7 +36,7 @@ class Metered(msgspec.Struct, frozen=True):
 
 
 class Passing(msgspec.Struct, frozen=True):
-    """A route that carries work, and that nothing meters."""
+    """A route that carries work but that nothing meters."""
 
     method: str
     path: str
@@ -46,13 +46,13 @@ class Looked(msgspec.Struct):
     """All that was found in one app."""
 
     middleware: list[tuple[Admission, str]] = msgspec.field(default_factory=list)
-    """Each with the path that it is mounted below."""
+    """The admissions, each with the path below which it is mounted."""
     metered: list[Metered] = msgspec.field(default_factory=list)
     passing: list[Passing] = msgspec.field(default_factory=list)
     unknown: list[str] = msgspec.field(default_factory=list)
-    """Paths below which there is an app whose routes can't be told."""
+    """Paths below which there is an app whose routes are not known."""
     inside: list[Admission] = msgspec.field(default_factory=list)
-    """Of an app without any door those in its module: it calls ``lease`` or ``job`` itself."""
+    """For an app without any door, the admissions in its module: it calls ``lease`` or ``job`` itself."""
 
     @property
     def admissions(self) -> Sequence[Admission]:
@@ -96,7 +96,7 @@ def _walk(app: Any, prefix: str, around: _Around, looked: Looked) -> None:
 
 
 def _routes(routes: Sequence[Any]) -> Iterator[Any]:
-    """Each route with the path that it is reached by; FastAPI's own way, where routers are included late."""
+    """Each route with its full path; found FastAPI's own way, where routers are included late."""
     if find_spec("fastapi") is not None:
         from fastapi import routing
 
@@ -165,7 +165,7 @@ def _dependencies(dependant: Any) -> Iterator[Any]:
 
 
 def name_of(estimator: Any) -> str:
-    """What an estimator is called: its size, class or function."""
+    """Name of an estimator: its size, class or function."""
     if estimator is None:
         return "none: all of the capacity"
     if isinstance(estimator, Fixed):
@@ -174,7 +174,7 @@ def name_of(estimator: Any) -> str:
 
 
 def reader_of(rule: Rule) -> str:
-    """What reads the bodies of a rule; ``-`` where its estimator needs none."""
+    """The dialect that reads a rule's bodies; ``-`` if its estimator needs none."""
     if not rule.needs_body:
         return "-"
     return type(getattr(rule.reader, "inner", rule.reader)).__name__

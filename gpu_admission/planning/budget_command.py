@@ -1,7 +1,7 @@
-"""``gpu-admission budget`` as an operator sees it: ``show`` as a table, the rest as it is said.
+"""``gpu-admission budget`` as an operator sees it: ``show`` as a table, the rest as plain sentences.
 
-Owns how the processes of a shared budget are drawn. How the budget is read, drained and evicted from is
-``shared.command``'s.
+Owns how the processes of a shared budget are printed. How the budget is read, drained and evicted from
+is in ``shared.command``.
 """
 
 from __future__ import annotations

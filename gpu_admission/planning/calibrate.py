@@ -24,16 +24,16 @@ class Target(Protocol):
     """The real thing."""
 
     def features(self, cell: Cell) -> Mapping[str, Any]:
-        """What an admission before it would read of a request of ``cell``."""
+        """What an admission in front of it would read from a request of ``cell``."""
         ...
 
     async def run(self, cell: Cell, count: int) -> None:
-        """Do the work of ``count`` such requests at once, to its end. Raises ``RuntimeError``."""
+        """Run ``count`` such requests at once, to their end. Raises ``RuntimeError``."""
         ...
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """Most bytes in use, beyond those before, while ``count`` requests alike ran at once."""
+    """Most bytes in use, beyond those before, while ``count`` equal requests ran at once."""
 
     features: Mapping[str, Any]
     count: int
@@ -41,7 +41,7 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class Costs(msgspec.Struct, frozen=True):
-    """What was found: bytes of each request, and ``shared`` by all that run at once."""
+    """What was found: bytes of each request, and the bytes ``shared`` by all that run at once."""
 
     linear: Linear
     shared: int
@@ -57,12 +57,12 @@ def grid(axes: Mapping[str, Sequence[int]]) -> Sequence[Cell]:
 
 
 def of_alone(alone: Sequence[Measured], terms: Sequence[str]) -> Costs:
-    """Where all may be at their peak at once: what one takes alone is what each is charged."""
+    """For requests that may all peak at once: each is charged what one takes alone."""
     return fit([(one.features, one.peak) for one in alone], alone, terms)
 
 
 def of_batch(alone: Sequence[Measured], together: Sequence[Measured], terms: Sequence[str]) -> Costs:
-    """Where requests share a step: one more adds less than one alone takes, and the rest is shared."""
+    """For requests that share a step: one more adds less than one takes alone, and the rest is shared."""
     pairs = zip(alone, together, strict=True)
     added = [(one.features, (many.peak - one.peak) // (many.count - one.count)) for one, many in pairs]
     return fit(added, [*alone, *together], terms)
@@ -71,7 +71,7 @@ def of_batch(alone: Sequence[Measured], together: Sequence[Measured], terms: Seq
 def fit(
     rows: Sequence[tuple[Mapping[str, Any], int]], measured: Sequence[Measured], terms: Sequence[str]
 ) -> Costs:
-    """The nearest linear cost that no row exceeds; ``shared`` is the most that is left beside it.
+    """The closest linear cost that no row exceeds; ``shared`` is the most that remains beyond it.
 
     Raises ``ValueError`` when the rows can't tell ``terms`` apart.
     """
@@ -90,9 +90,9 @@ async def measure(
     repeat: int = 3,
     said: Callable[[str], None] = lambda text: None,
 ) -> Sequence[Measured]:
-    """The most that each cell took of ``repeat`` times; once more before, which is not counted.
+    """The most that each cell took in ``repeat`` runs, after one that is not counted.
 
-    What a first run sets up for good (kernels, workspaces, pools) is in no row that way.
+    That way, no row includes what a first run sets up for good (kernels, workspaces, pools).
     """
     await target.run(cells[-1], count)
     rows = []

@@ -153,7 +153,7 @@ def _show(costs: Costs, measured: Sequence[Measured], out: Terminal) -> None:
 
 
 def _compare(traced: Traced, measured: Sequence[Measured], out: Terminal) -> None:
-    """What the trace says of each point that was run alone, its margin included, beside what was measured."""
+    """For each point that was run alone, what the trace says (with its margin), beside what was measured."""
     from gpu_admission.estimators.features import workload_of
 
     rows, shares = [], []

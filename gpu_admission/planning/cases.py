@@ -21,7 +21,7 @@ from gpu_admission.sizes import parse_bytes
 
 
 class Row(msgspec.Struct, frozen=True):
-    """``tenants``: percentages that the busiest tenant and all the others completed."""
+    """``tenants``: percentages completed of the busiest tenant's requests, and of all the others'."""
 
     name: str
     figures: Figures
@@ -38,7 +38,7 @@ class Case:
     drag: float
     pace: float = 1.0
     error: float = 0.0
-    """Relative standard deviation of what requests take from what they are charged."""
+    """Relative standard deviation of what requests really take, around what they are charged."""
     tenants: int = 8
     seed: int = 0
 

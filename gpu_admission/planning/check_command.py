@@ -1,7 +1,7 @@
 """``gpu-admission check app:app``: what would be measured and metered here, and what is wrong with it.
 
-Owns what is printed and what counts as a mistake. The app is imported and looked into, never run: its
-startup does not happen, and no request is made. How it is walked is in ``appdoors``.
+Owns what is printed and what counts as a mistake. The app is imported and inspected, never run: it is
+not started, and no request is made. How it is walked is in ``appdoors``.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _mistakes(admission: Admission, looked: Looked) -> Iterator[str]:
 
 
 def _unmatched(admission: Admission, paths: Sequence[str]) -> Iterator[str]:
-    """Patterns that no route of the app matches: most often a slip of the pen."""
+    """Patterns that no route of the app matches: most often a typo."""
     settings = admission.settings
     mapping = settings.estimator if isinstance(settings.estimator, dict) else {}
     for name, patterns in (("estimator", list(mapping)), ("routes", settings.routes or ())):

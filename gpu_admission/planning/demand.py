@@ -1,6 +1,6 @@
 """What is asked of a card: how many requests of which length, and when they come.
 
-Owns the ways to say it: a mix of lengths, all at once or at a rate, or a trace. What a
+Owns the ways to describe it: a mix of lengths, all at once or at a rate, or a trace. What a
 request takes is not known here.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from gpu_admission.planning.trace import read_tokens
 
 MOST = 20_000
-"""Requests of a trace that are played: the first ones."""
+"""How many requests of a trace are played, counted from the first."""
 _PART = re.compile(r"\s*(?:(\d{1,7})\s*x\s*)?(\d{1,7})\s*\+\s*(\d{1,7})\s*")
 
 
@@ -58,7 +58,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``count`` requests alike."""
+    """``count`` equal requests."""
 
     count: int
     prompt: int
@@ -94,7 +94,7 @@ def at_once(parts: Sequence[Part], *, seed: int = 0) -> Demand:
 
 
 def at_rate(parts: Sequence[Part], rate: float, *, count: int = 4000, seed: int = 0) -> Demand:
-    """``count`` requests drawn from the mix, ``rate`` a second on the mean, with nothing else in common."""
+    """``count`` independent requests drawn from the mix, on average ``rate`` a second."""
     chance = random.Random(seed)
     drawn = chance.choices(parts, [part.count for part in parts], k=count)
     gaps = (chance.expovariate(rate) for _ in drawn)

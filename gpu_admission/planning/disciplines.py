@@ -1,7 +1,7 @@
 """The ways to let requests in that a replay compares. Each is a configuration of the real ledger.
 
-Owns their names, the ledgers they make, and how the lanes and tenants of a trace without
-any are dealt out. A semaphore is a ledger that counts requests and whose bytes never end.
+Owns their names, the ledgers they make, and how lanes and tenants are assigned in a trace that
+has none. A semaphore is a ledger that counts requests and never runs out of bytes.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def flows_of(trace: Trace, tenants: int, seed: int) -> Sequence[int]:
 
 
 def true_sizes(trace: Trace, error: float, seed: int) -> Sequence[int]:
-    """What requests really take: their sizes times a normal factor around 1 that deviates by ``error``."""
+    """What requests really take: their sizes times a normally distributed factor, 1 ± ``error``."""
     if not error:
         return trace.sizes
     gauss = random.Random(seed).gauss

@@ -1,7 +1,7 @@
 """``gpu-admission explain``: what one request would be charged, term by term, and the line that charges it.
 
-Owns the choice of the estimators that a file stands for. The terms are theirs, how they are drawn
-``terminal``'s.
+Owns the choice of estimators for a file. The terms are theirs; how they are printed is in
+``terminal``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Formula(Protocol):
 
 
 class Way(msgspec.Struct, frozen=True):
-    """One way to serve the model, what charges it, and the line to paste."""
+    """One way to serve the model, the estimator that charges it, and the line to paste."""
 
     title: str
     estimator: Formula

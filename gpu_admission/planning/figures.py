@@ -1,4 +1,4 @@
-"""What a replay came to, in figures: shares of the requests, waits, and the ledger's forecasts.
+"""The result of a replay in figures: shares of the requests, waits, and the ledger's forecasts.
 
 Owns the definitions of the figures. Running a replay and printing a table are elsewhere.
 """
@@ -17,7 +17,7 @@ SOON = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Shares are percentages of the requests they speak of; waits are in seconds."""
+    """Shares are percentages of the requests that they are about; waits are in seconds."""
 
     requests: int
     """In the trace."""
@@ -26,17 +26,17 @@ class Figures:
     soon: float
     """Started within ``SOON`` seconds."""
     largest: float
-    """Of the largest tenth, those that completed."""
+    """Share of the largest tenth that completed."""
     small_wait: float
-    """The 99th percentile of the waits of the smaller half, of those that started."""
+    """The 99th percentile of the waits in the smaller half, among those that started."""
     out_of_memory: float
-    """Of a thousand requests, those that were let in although the card was full."""
+    """How many of a thousand requests were let in although the card was full."""
     used: float
-    """Byte-seconds held, of those there were until the last arrival."""
+    """Share of the byte-seconds available until the last arrival that were held."""
     forecast_error: float
     """Median of ``|forecast - wait|`` of those that waited and then started; NaN where nobody did."""
     waits: Sequence[float]
-    """Of those that started, in order."""
+    """Waits of those that started, in order."""
 
 
 def figures(trace: Trace, replayed: Replayed, capacity: int) -> Figures:
@@ -60,7 +60,7 @@ def figures(trace: Trace, replayed: Replayed, capacity: int) -> Figures:
 
 
 def foretold(replayed: Replayed) -> Sequence[tuple[float, float]]:
-    """(forecast, wait) of those that were told one, waited, and started."""
+    """(forecast, wait) of those that were given a forecast, waited, and started."""
     pairs = zip(replayed.forecasts, replayed.waits, strict=True)
     return [(told, wait) for told, wait in pairs if not math.isnan(told) and wait != math.inf]
 
@@ -73,7 +73,7 @@ def completed_by_tenant(replayed: Replayed, flows: Sequence[int]) -> tuple[float
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that ``share`` of all reach or stay below; NaN of none."""
+    """The smallest value that ``share`` of all values do not exceed; NaN if there are none."""
     if not values:
         return math.nan
     return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]

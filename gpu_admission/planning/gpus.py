@@ -1,7 +1,7 @@
 """The cards that a plan can be made for: memory, bandwidth and matrix rates, each with its source.
 
-Owns the table (``data/gpus.csv``) and how a name is looked up in it. What a model makes of
-these numbers is in ``roofline``.
+Owns the table (``data/gpus.csv``) and how a name is looked up in it. What these numbers mean for
+a model is in ``roofline``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     memory: int
-    """Bytes that its name promises."""
+    """Bytes of memory by its name."""
     usable: float = 1.0
     """Share of ``memory`` that a process may take: below 1 where it is the system's too."""
     bandwidth: float
@@ -87,9 +87,9 @@ def find_gpu(name: str) -> Gpu:
 
 
 def _words(name: str) -> frozenset[str]:
-    """What tells one card from another: without the maker, the kind of memory and the socket's version."""
+    """The part of a name that tells cards apart: no maker, kind of memory or version of the socket."""
     plain = re.sub(r"\bsxm\d", "sxm", name.lower())
-    if "mig" not in plain:  # what the driver calls this card does not tell its socket
+    if "mig" not in plain:  # the driver's name for this card leaves out the socket
         plain = plain.replace("h100 80gb hbm3", "h100 sxm")
     return frozenset(re.findall(r"[a-z0-9.]+", plain)) - _UNSAID
 

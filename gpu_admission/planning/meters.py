@@ -1,4 +1,4 @@
-"""What shows how much memory the real thing takes while it is driven.
+"""Meters of how much memory the real thing takes while it is driven.
 
 Owns the choice of a meter by name. torch's own peak is ``estimators.TorchPeak``; anything with
 ``start()`` and ``peak()`` may be given instead.

@@ -1,6 +1,6 @@
-"""Values of command lines: read, and refused with a sentence that argparse puts the option's name to.
+"""Values of command lines: read, or refused with a sentence to which argparse adds the option's name.
 
-Owns the readers that several commands share. Which options there are is each command's own.
+Owns the readers that several commands share. Which options there are is up to each command.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def number(text: str) -> float:
 
 
 def new_file(text: str) -> Path:
-    """A file that can be written. Asked before the run, so that its results are never lost for want of it."""
+    """A file that can be written. Checked before the run, so that its results are never lost."""
     path = Path(text)
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a folder")

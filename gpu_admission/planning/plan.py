@@ -22,7 +22,7 @@ from gpu_admission.types import Estimate, Workload
 
 GIB = 2**30
 CONTEXT = GIB // 2
-"""Bytes of the CUDA context, of loaded kernels and of the libraries' workspaces; 0.3 to 1 GiB are seen."""
+"""Bytes of the CUDA context, loaded kernels and the libraries' workspaces; 0.3 to 1 GiB in practice."""
 BLOCK = 16
 """Tokens of a page of a pool."""
 STEP = 8192
@@ -45,12 +45,12 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     new: int
     bytes: int
     at_once: int
-    """As many as fit together if all are like it."""
+    """How many fit together if all are like it."""
     tokens_per_second: float
     """New tokens of all of them together."""
     requests_per_second: float
     seconds: float
-    """That one of them takes while all run."""
+    """Seconds that one of them takes while all run."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,10 +58,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     card: Roofline
     terms: Mapping[str, int]
-    """What makes the capacity, with its sign, in order."""
+    """The terms that make up the capacity, signed, in order."""
     capacity: int
     per_token: int
-    """Of the cache."""
+    """Bytes of the cache for each token."""
     per_prompt_token: int
     """Of what is computed for a prompt, beside its cache; 0 where the engine set it aside."""
     sizes: Sequence[Size]
@@ -77,17 +77,17 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan may be told of the memory beside the card and the model. Bytes."""
+    """What else a plan may be told about memory, besides the card and the model. Bytes."""
 
     total: int | None = None
-    """Instead of the card's own."""
+    """Memory to use instead of the card's own."""
     context: int = CONTEXT
     margin: float = 0.1
-    """Share of what is left that is kept free, as an admission does that measures its capacity."""
+    """Share of the rest that is kept free, as by an admission that measures its capacity."""
 
 
 def estimator_for(model: ModelConfig, card: Roofline, *, dtype: str | None, kv_dtype: str) -> Sized:
-    """What a request is charged: ``TransformersLM``, or the cache alone where there is a pool of blocks."""
+    """The estimator of a request: ``TransformersLM``, or the cache alone where there is a pool of blocks."""
     if card.engine.pool:
         return KVCache.from_config(model, kv_dtype=kv_dtype, block=BLOCK)
     return TransformersLM.from_config(model, dtype=dtype)
@@ -181,7 +181,7 @@ def _notes(demand: Demand, charged: Sequence[int], capacity: int) -> Sequence[st
 
 def settings(plan: Plan, *, config: str, kv_dtype: str, wait: float, costs: Path | None = None) -> str:
     """The lines of Python to paste."""
-    path = json.dumps(str(config if costs is None else costs))  # a Python literal, whatever is in it
+    path = json.dumps(str(config if costs is None else costs))  # a Python literal, whatever it contains
     if costs is not None:
         name, estimator = "Linear", f"Linear.load({path})"
     elif plan.card.engine.pool:

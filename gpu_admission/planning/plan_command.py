@@ -43,7 +43,7 @@ a roofline. Without --gpu it plans for this machine's card, or with --slo finds 
 _LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
 OVERLOAD = 1.2
 _SEARCHED = 3_000
-"""Requests that a search plays each time."""
+"""Requests played in each step of a search."""
 
 _Add: TypeAlias = Callable[..., object]
 
@@ -197,7 +197,7 @@ def _model(options: argparse.Namespace) -> Model:
 
 
 def _gpu(options: argparse.Namespace) -> Gpu:
-    """As named; else this machine's first, with the memory that its driver tells."""
+    """The card that was named; else this machine's first, with the memory that its driver reports."""
     if options.gpu is not None:
         return find_gpu(options.gpu)
     found = discover()
@@ -270,7 +270,7 @@ def _report(options: argparse.Namespace, model: Model, plan: Plan, demand: Deman
 
 
 def _compared(setting: Setting, plan: Plan, demand: Demand) -> Sequence[Played]:
-    """The safe semaphore and the budget: as it is asked, and where that has an end, overloaded too."""
+    """The safe semaphore and the budget: at the given load, and overloaded too if that load has a limit."""
     rows = [(demand, "")]
     if not demand.at_once:
         short = demand.first(_SEARCHED)
@@ -309,7 +309,7 @@ def _promise(options: argparse.Namespace, model: Model, plan: Plan, demand: Dema
 
 
 def _smallest(options: argparse.Namespace, model: Model, err: Terminal) -> tuple[Plan, Demand]:
-    """The card with the least memory, and of those the least bandwidth, that keeps the promise."""
+    """The card with the least memory, and then the least bandwidth, that keeps the promise."""
     if options.trace is None and options.rate is None:
         raise ValueError(
             "--slo without --gpu looks for a card: say what it must carry, with --rate or --trace"

@@ -50,7 +50,7 @@ def _memory(report: Report) -> str:
 
 
 def _use(played: Sequence[Played]) -> str:
-    """Bytes in use over time, of each."""
+    """Bytes in use over time, for each."""
     series = [Series(each.name, _thinned(each.held)) for each in played]
     return line_chart(series, x="seconds", y="% of the capacity in use", caption="Bytes in use while played")
 

@@ -26,7 +26,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """A semaphore of the safe N, and the budget of bytes, on the same requests."""
     at_once: bool
     by_load: Sequence[tuple[float, Played]]
-    """(requests a second, what came of it), of a mix that comes at random."""
+    """(requests a second, result) for a mix that arrives at random."""
     promise: str = ""
     settings: str = ""
 
@@ -68,7 +68,7 @@ def played_table(report: Report) -> Table:
 
 
 def load_table(report: Report) -> Table:
-    """Waits by load, of requests that come at random."""
+    """Waits by load, for requests that arrive at random."""
     limit = report.plan.load_limit
     rows = [
         (
@@ -86,7 +86,7 @@ def load_table(report: Report) -> Table:
 
 
 def sentences(report: Report) -> Iterator[str]:
-    """What the tables rest on, and what follows."""
+    """What the tables are based on, and what follows from them."""
     plan, card = report.plan, report.plan.card
     yield f"Weights: {format_bytes(card.weights.bytes)}, {card.weights.says}."
     yield f"A token of cache takes {format_bytes(plan.per_token)}; {_computing(plan)}."
@@ -150,7 +150,7 @@ def promised(slo: Slo, rate: float, plan: Plan) -> str:
 
 
 def patience(played: Played) -> float:
-    """A timeout that few would meet: the 99 % quantile of the waits, rounded up; at least 5 seconds."""
+    """A timeout that few would hit: the 99 % quantile of the waits, rounded up; at least 5 seconds."""
     wait = played.wait(0.99)
     if not math.isfinite(wait):
         return 30.0

@@ -31,9 +31,9 @@ class Pace(Protocol):
         ...
 
     def slowdown(self, held: float, running: int, alone: float) -> float:
-        """How much longer each of ``running`` requests takes that hold ``held`` bytes together.
+        """How many times longer each of ``running`` requests takes, which together hold ``held`` bytes.
 
-        ``alone`` is the sum of their ``shares``: of the time of each, what no other can share.
+        ``alone`` is the sum of their ``shares``: the part of each one's time that no other can share.
         """
         ...
 
@@ -42,7 +42,7 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """What became of each request of a trace; seconds."""
 
     waits: list[float]
-    """Until it started; infinite where it never did."""
+    """Seconds until it started; infinite if it never did."""
     ends: list[float]
     """From its arrival until it ended; infinite where it never did."""
     done: bytearray
@@ -52,19 +52,19 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     refused: int
     """Requests that found the queue full, or could never fit."""
     forecasts: list[float]
-    """What the ledger told each that had to wait, before it joined; NaN where it told nothing."""
+    """The ledger's forecast for each that had to wait, before it joined; NaN where there was none."""
     byte_seconds: float
-    """Held until the last arrival."""
+    """Byte-seconds held until the last arrival."""
 
 
 class Replay:
     """One run. ``ledger`` decides; ``sizes`` are the bytes that requests really take on ``card``.
 
-    A request waits ``patience`` seconds. ``shares`` are handed to ``card``: of each request's time
-    alone, what no other can share. Running requests share one pace: the clock of work
-    done goes on at ``1 / card.slowdown(...)``, and each ends when that clock has passed by
-    its seconds, so that a change of pace costs nothing however many run.
-    ``charge(index)`` is asked as a request arrives what it is charged, in place of the trace's sizes, and
+    A request waits ``patience`` seconds. ``shares`` are handed to ``card``: the part of each request's
+    time alone that no other can share. Running requests share one pace: the clock of work done
+    advances at ``1 / card.slowdown(...)``, and each request ends once that clock has advanced by its
+    seconds, so a change of pace costs nothing however many run.
+    ``charge(index)`` gives the charge of a request as it arrives, in place of the trace's sizes, and
     ``ended(index, ran_out)`` hears how each that started has ended: for estimators that learn.
     """
 
@@ -141,7 +141,7 @@ class Replay:
             self._refused += 1
 
     def _pass(self, until: float) -> None:
-        """Let time pass, with all that ends in it."""
+        """Let time pass, and end whatever ends in it."""
         running = self._running
         while True:
             end = self._now + (running[0][0] - self._work) / self._pace if running else NEVER

@@ -1,6 +1,6 @@
 """``gpu-admission replay``: its options, and what it prints.
 
-What is played is in ``cases``, how in ``replay``, what is said of it in ``table``.
+What is played is in ``cases``, how in ``replay``, and how it is shown in ``table``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WHAT_IF = (
     "max_bypass_wait or margin, or with traffic=X times the arrivals"
 )
 _WORTH_PROCESSES = 500_000
-"""Requests to play: some ten seconds."""
+"""Requests to play: this many take some ten seconds."""
 
 
 _Add: TypeAlias = Callable[..., object]
@@ -191,7 +191,7 @@ def _cases(options: argparse.Namespace, card: Card, load: float) -> Iterator[Cas
 
 
 def _play(cases: Sequence[Case], trace: Trace) -> Sequence[Row]:
-    """The rows, on all cores where it is worth starting processes."""
+    """The rows, computed on all cores if it is worth starting processes."""
     if len(trace) * len(cases) < _WORTH_PROCESSES:
         return [case.play(trace) for case in cases]
     with ProcessPoolExecutor(min(len(cases), os.cpu_count() or 1), get_context("spawn")) as pool:

@@ -1,7 +1,7 @@
 """How fast a card runs a decoder: seconds of a prompt, of a step, and of many together.
 
-Owns the roofline and the efficiencies it assumes, each stated and settable. How many
-requests fit is the plan's to say, how they queue is the ledger's.
+Owns the roofline and the efficiencies it assumes, each stated and settable. How many requests fit
+is up to the plan, how they queue is up to the ledger.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_admission.types import Workload
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """What serves the model, as far as its speed depends on it: shares of a card's peaks that it reaches."""
+    """The engine that serves the model, as far as speed goes: what shares of a card's peaks it reaches."""
 
     name: str
     bandwidth: float
@@ -33,9 +33,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     pool: bool = True
     """Whether caches live in a pool of blocks that the engine takes at its start."""
     share: float = 0.9
-    """Of the card, what weights and pool may take together."""
+    """Share of the card that weights and pool may take together."""
     passes: int = 1
-    """How often a step moves the cache: 3 where it grows by being copied (read, written, read)."""
+    """How many times a step moves the cache: 3 if the cache grows by copying (read, written, read)."""
 
 
 def engines() -> Mapping[str, Engine]:
@@ -116,7 +116,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
         return self.prefill(prompt) + self.decode(prompt, new)
 
     def machine(self, prompt: int, new: int, requests: int) -> float:
-        """Seconds of the card that each request takes while so many like it run at once."""
+        """Seconds of the card's time that each request takes while so many like it run at once."""
         if not self.engine.batches:
             return self.seconds(prompt, new)
         return self.prefill(prompt) + self.decode(prompt, new, requests) / requests

@@ -22,7 +22,7 @@ class Card(msgspec.Struct, frozen=True):
     drag: float = 0.0
 
     def slowdown(self, held: float, running: int = 1, alone: float = 0.0) -> float:
-        """By the bytes held, however many hold them."""
+        """Slowdown by the bytes held, however many requests hold them."""
         return 1.0 + held * self.drag
 
 
@@ -54,7 +54,7 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def card(self) -> Card:
-        """What is left for requests."""
+        """Bytes left for requests."""
         return Card(self.memory - self.weights - self.overhead, 1.0 / self.weights)
 
     def size(self, input_tokens: int, output_tokens: int) -> int:

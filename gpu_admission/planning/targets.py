@@ -43,7 +43,7 @@ _READ = ("prompt_tokens", "total_prompt_tokens", "new_tokens", "sequences", "aud
 
 
 class FunctionTarget:
-    """``function(**cell)``, in a thread where it is a plain one; several at once where asked."""
+    """``function(**cell)``, in a thread if it is a plain function; several at once if asked."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -126,7 +126,7 @@ class HttpTarget:
         try:
             answers.append(await client.post(self._url, content=self.body(cell), headers=headers))
         except httpx.TransportError:
-            return  # counted by its absence
+            return  # its absence is what counts
 
 
 def _filled(template: Any, cell: Cell) -> Any:

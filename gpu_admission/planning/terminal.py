@@ -1,7 +1,7 @@
 """Where a command writes: a terminal with colours, tables and progress, or plain lines.
 
-Owns the choice between the two, and the plain form. It is rich that draws (extra ``cli``); where
-it is not installed, or where the output is no terminal, lines are all there is.
+Owns the choice between the two, and the plain form. ``rich`` draws the former (extra ``cli``); if it
+is not installed, or the output is no terminal, there are only plain lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import msgspec
 
 QUIET = 2.5
-"""Seconds after which a plain progress says where it is, so that none is silent for 3."""
+"""Seconds after which plain progress prints where it is, so that it is never silent for 3."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ class Stages:
         self._now.close()
 
     def say(self, line: str) -> None:
-        """What was found, or what begins: it goes on until the next."""
+        """Print what was found, or what begins: it goes on until the next line."""
         self._next(self._terminal.stage(line.rstrip(" .")), line)
 
     def watch(self, label: str, total: int) -> Callable[[str], None]:
@@ -168,7 +168,7 @@ class _Spoken:
         self._said = ""
 
     def step(self, said: str) -> None:
-        """Count one; a line for each tenth."""
+        """Count one step; print a line for each tenth."""
         self._done += 1
         self._said = said
         if self._done % max(1, self._total // 10) == 0 or self._done == self._total:

@@ -1,7 +1,7 @@
 """What is replayed: requests in the order of their arrival, read from a trace or a decision log.
 
-Owns the two file formats and nothing of how requests are served: a CSV of tokens is turned
-into bytes and seconds by the ``Decoder`` that it is read for.
+Owns the two file formats, and nothing about how requests are served: the ``Decoder`` for which a CSV
+of tokens is read turns it into bytes and seconds.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Trace:
     sizes: list[int]
     """Bytes that each is charged."""
     seconds: list[float]
-    """That each takes when it is alone."""
+    """Seconds that each takes when it is alone."""
     torn: bool = False
-    """Whether the file ended within a line, which is left out."""
+    """Whether the file ended in the middle of a line, which is left out."""
 
     def __len__(self) -> int:
         return len(self.arrivals)
@@ -49,7 +49,7 @@ class Trace:
         )
 
     def load(self, card: Card) -> float:
-        """Byte-seconds asked, over those that ``card`` can give in the same time when it is full."""
+        """Byte-seconds asked for, over those that a full ``card`` can give in the same time."""
         asked = sum(size * seconds for size, seconds in zip(self.sizes, self.seconds, strict=True))
         span = self.arrivals[-1] - self.arrivals[0]
         return asked * card.slowdown(card.capacity) / (card.capacity * span) if span > 0 else float("inf")
@@ -59,7 +59,7 @@ class Trace:
         return replace(self, arrivals=[arrival * factor for arrival in self.arrivals])
 
     def repeated(self, count: int) -> Trace:
-        """Itself, so many times over, at the same rate."""
+        """The trace repeated so many times, at the same rate."""
         step = self.arrivals[-1] * len(self) / max(1, len(self) - 1)
         return replace(
             self,
@@ -141,10 +141,9 @@ def _decoded(lines: Iterable[str]) -> tuple[list[Decision], bool]:
 
 
 def _decisions(found: Sequence[Decision]) -> Iterator[tuple[float, int, float]]:
-    """What one never told is taken to be the median of its lane.
+    """Fill in facts that a request never had with the median of its lane.
 
-    One that was refused has held nothing, and one that was refused before its body was
-    read has no estimate.
+    A refused request has held nothing, and one refused before its body was read has no estimate.
     """
     sizes = _usual((each.lane, each.bytes) for each in found)
     holds = _usual((each.lane, each.held) for each in found)
@@ -155,7 +154,7 @@ def _decisions(found: Sequence[Decision]) -> Iterator[tuple[float, int, float]]:
 
 
 def _usual(facts: Iterable[tuple[str, float]]) -> defaultdict[str, float]:
-    """The median of each lane, of the facts that are not 0; 0 where there is none."""
+    """The median of the facts that are not 0, for each lane; 0 if there is none."""
     known: defaultdict[str, list[float]] = defaultdict(list)
     for lane, value in facts:
         if value:

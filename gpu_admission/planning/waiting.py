@@ -33,10 +33,10 @@ class RooflinePace(msgspec.Struct, frozen=True):
     card: Roofline
     capacity: int
     cached: float
-    """Of the bytes held, the share that is cache, which each step reads."""
+    """Share of the bytes held that is cache, which each step reads."""
 
     def slowdown(self, held: float, running: int, alone: float) -> float:
-        """Of requests that each spend ``alone / running`` of their time alone on a prompt."""
+        """Slowdown of requests that each spend ``alone / running`` of their time alone on a prompt."""
         if running < 1:
             return 1.0
         if not self.card.engine.batches:
@@ -61,7 +61,7 @@ class Played:
 
     @property
     def completed(self) -> float:
-        """Share of all."""
+        """Share of all requests."""
         return sum(answer != NEVER for answer in self.answers) / len(self.answers)
 
     @property
@@ -70,7 +70,7 @@ class Played:
         return sum(answer != NEVER for answer in self.answers) / self.span if self.span else 0.0
 
     def wait(self, share: float) -> float:
-        """Quantile of the waits; infinite where so many never started."""
+        """Quantile of the waits; infinite if too many never started."""
         return percentile(self.waits, share)
 
     def answer(self, share: float) -> float:
@@ -96,7 +96,7 @@ class Slo(msgspec.Struct, frozen=True):
         )
 
     def kept(self, played: Played) -> bool:
-        """Whether ``played`` keeps it; one that was refused or gave up waited for ever."""
+        """Whether ``played`` keeps it; a request that was refused or gave up counts as waiting for ever."""
         found = played.wait(self.quantile) if self.of == "wait" else played.answer(self.quantile)
         return found < self.seconds
 
@@ -105,19 +105,19 @@ class Slo(msgspec.Struct, frozen=True):
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a demand is played with: the card, its capacity, and the admission's settings."""
+    """The setting in which a demand is played: the card, its capacity, and the admission's settings."""
 
     card: Roofline
     capacity: int
     charged: Sequence[int]
-    """Bytes of each request that is played; of a demand cut short, the first ones."""
+    """Bytes of each request that is played; if the demand is cut short, of the first ones."""
     timeout: float = math.inf
     max_waiting: int = 10**9
 
     def play(self, demand: Demand, *, permits: int | None = None, name: str = "") -> Played:
         """``demand`` under the budget of bytes, or under a semaphore of ``permits``.
 
-        What could never fit counts as never answered.
+        A request that could never fit counts as never answered.
         """
         fits = [i for i in range(len(demand)) if self.charged[i] <= self.capacity]
         if not fits:
@@ -141,7 +141,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         return _played(name, trace, replayed, self.capacity, len(demand) - len(fits))
 
     def _trace(self, demand: Demand, fits: Sequence[int]) -> Trace:
-        """Seconds alone are without the cache: the pace adds what is held."""
+        """Seconds alone leave out the cache: the pace adds what is held."""
         step = self.card.step()
         return Trace(
             arrivals=[demand.arrivals[i] for i in fits],

@@ -1,7 +1,7 @@
-"""How many bytes the weights of a model are, and how many of them one step reads.
+"""How many bytes the weights of a model take, and how many of them one step reads.
 
 Owns the way from parameters and a storage format to bytes. Counting parameters belongs to
-``estimators``; where a folder has the weights themselves, they are looked at instead.
+``estimators``; if a folder has the weights themselves, their files are measured instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpu_admission.sizes import parse_bytes
 _GROUPED = {4: 4.25, 8: 8.125}
 """Bits of a weight that is stored in groups of 128 with a scale and a zero (GPTQ, AWQ)."""
 _FORMATS = {"fp8": 8.0, "mxfp4": 4.25}
-"""Bits of a weight of methods that have no ``bits`` in their config."""
+"""Bits of a weight, for methods that have no ``bits`` in their config."""
 _WIDE = 2
 """Bytes of an element that quantised models keep at 16 bits: the tables of embeddings."""
 
@@ -30,14 +30,14 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
 
     bytes: int
     read: int
-    """Of ``bytes``, those that a step of one token reads: no input table, and only the experts that run."""
+    """The part of ``bytes`` that a step of one token reads: no input table, and only the experts that run."""
     every: int
-    """Of ``bytes``, those that a step of many tokens reads: all but the input table."""
+    """The part of ``bytes`` that a step of many tokens reads: all but the input table."""
     active: int
-    """Parameters behind ``read``: a token takes about twice as many operations."""
+    """Parameters behind ``read``: a token costs about twice as many operations."""
     parameters: int
     says: str
-    """How the bytes came about."""
+    """How the bytes were found."""
     eight_bit: bool = False
     """Whether they are 8-bit floating point, which some cards multiply at twice the rate."""
 
