@@ -74,7 +74,8 @@ class Batcher(Generic[Item, Result]):
     ``max_waiting``: items that may wait; the next one is refused. ``observer`` gets a
     ``BatchEvent`` for each run of the handler.
 
-    With ``admission`` each batch holds its bytes. A request that holds a lease of it, because
+    With ``admission`` each batch holds its bytes; a handler that took a lease itself would wait
+    for what its callers hold. A request that holds a lease of it, because
     it came through the middleware, brings its bytes along: its batch holds a lease of its own
     only for what its callers' leases together do not cover, so nothing is charged twice. Let
     the route's estimator charge what one item costs, or that / (1 - ``max_padding``), which
