@@ -53,6 +53,11 @@ class Envelope:
         self._rows.clear()
         self._fit()
 
+    def doubt(self) -> None:
+        """Believe no longer that what was asked, and not used, would have been covered."""
+        used = [features for features, _ in self._rows.values()]
+        self.top = tuple(map(max, zip(*used, strict=True))) if used else (0.0,) * self._width
+
     def bytes_for(self, features: Features) -> float:
         """What a request with ``features`` takes: at least what any request with no more of anything took."""
         return self._lift + sum(w * x for w, x in zip(self._weights, features, strict=True))

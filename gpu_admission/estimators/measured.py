@@ -271,6 +271,7 @@ class Measured:
             if told.outcome == "oom":
                 for known in self._routes.values():
                     known.good = 0
+                    known.fit.doubt()
             if told.route:
                 self._learn(told, now)
 

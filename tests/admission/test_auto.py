@@ -118,7 +118,7 @@ def charge(gate: GPUAdmission, new: int = USUAL, path: str = PATH) -> int:
     """What such a request is charged beside others; nothing is changed by asking."""
     (estimator,) = gate.admission.metering.estimators()
     assert isinstance(estimator, Learned)
-    twin = built()
+    twin = built(waits=False)
     twin.restore(estimator.to_dict())
     twin.bind(lambda: CAPACITY)
     results = [twin(RequestInfo(scope_of(path), body(new))) for _ in range(2)]
@@ -266,6 +266,21 @@ async def test_an_out_of_memory_makes_it_careful_again() -> None:
     await served(gate, world, body())
     world.used -= CAPACITY
     assert charge(gate) > before
+
+
+async def test_one_that_asked_for_far_more_than_it_used_vouches_for_no_size_once_memory_ran_out() -> None:
+    world = World()
+    gate = gate_of(world)
+    await learned(gate, world)
+    world.share = 5 / 10**9
+    await served(gate, world, body(10**9))
+    world.share = 1.0
+    await served(gate, world, *[body(8000)] * 12)
+    before = world.out_of_memory
+    assert before > 0
+    for _ in range(5):
+        await served(gate, world, *[body(8000)] * 12)
+    assert world.out_of_memory == before
 
 
 async def test_a_path_that_the_app_does_not_know_can_not_keep_the_device_to_itself() -> None:
