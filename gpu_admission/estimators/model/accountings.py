@@ -16,7 +16,7 @@ from gpu_admission.estimators.model.layers import Attention, Layer, State
 
 _16_BITS = ElementSize(2 * UNIT)
 _NEWEST = 128
-"""Tokens that transformers' QuantizedCache keeps as they are."""
+"""Tokens that transformers' QuantizedCache keeps unquantised."""
 
 
 class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class CacheOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int = 0
     """Most tokens of one step: micro-batch, or vLLM's ``max_num_batched_tokens``."""
     split_streams: bool = False
-    """llama.cpp without the unified cache: each slot has cells of its own."""
+    """llama.cpp without the unified cache: each slot has its own cells."""
     swa_full: bool = False
     """llama.cpp keeps windowed layers at full length."""
     skip_full: bool = False
@@ -55,9 +55,9 @@ class Term(msgspec.Struct, frozen=True):
     streams: int = 1
     grain: int = 1
     cap: int = 0
-    """Most tokens kept in a stream; 0 = no limit."""
+    """The most tokens kept in a stream; 0 = no limit."""
     fixed: int = 0
-    """Tokens kept whatever is asked; 0 = not fixed."""
+    """Tokens kept, whatever is asked for; 0 = not fixed."""
 
 
 Accounting = Callable[[Sequence[Layer], CacheOptions], list[Term]]
@@ -87,7 +87,7 @@ def vllm(layers: Sequence[Layer], options: CacheOptions) -> list[Term]:
 
 
 def ollama(layers: Sequence[Layer], options: CacheOptions) -> list[Term]:
-    """Windowed layers are set aside at ``window x slots + batch``, whatever is asked."""
+    """Windowed layers set aside ``window x slots + batch`` tokens, whatever is asked for."""
 
     def kept(name: str, unit: int, window: int) -> Term:
         return Term(name, unit, fixed=window * options.slots + options.batch_tokens if window else 0)
@@ -124,7 +124,7 @@ def indexer(layers: Sequence[Layer], options: CacheOptions) -> list[Term]:
 
 
 def unpacked(layers: Sequence[Layer], options: CacheOptions) -> list[Term]:
-    """Of a cache in quantised groups (transformers): the newest tokens, and all of the layer in use."""
+    """The unpacked part of a quantised cache (transformers): newest tokens, and all of the layer in use."""
     at_16 = msgspec.structs.replace(options, key=_16_BITS, value=_16_BITS)
     sizes = [_expanded(layer.attention, at_16) for layer in layers if layer.attention]
     newest = Term("newest tokens, unpacked", sum(sizes), cap=_NEWEST)

@@ -1,7 +1,7 @@
 """What one transformer layer holds while it runs: activations, scores and masks, in bytes.
 
 Owns the sizes for each token, and for each pair of positions. Caches are in ``layers``; which
-phase is the peak is the estimator's to say.
+phase is the peak is up to the estimator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ AttentionPath = Literal["sdpa", "eager", "flash"]
 
 
 def attention_of(model: ModelConfig, asked: AttentionPath) -> tuple[AttentionPath, tuple[str, ...]]:
-    """What runs where ``asked`` is configured, and a note where that is something else."""
+    """What really runs when ``asked`` is configured, and a note if that is something else."""
     if asked != "sdpa" or not lacks_sdpa(model.model_type):
         return asked, ()
     return "eager", (f"{model.model_type} has no fused attention of torch's: charged as eager",)
@@ -52,11 +52,11 @@ def layer_cost(
     wide_rotation: bool = False,
     recurrent: int = 0,
 ) -> LayerCost:
-    """The cost of a layer of this shape. Raises ``ValueError`` for a dtype or attention that is none.
+    """The cost of a layer of this shape. Raises ``ValueError`` for an unknown dtype or attention.
 
     ``eager`` stores scores around the softmax (8 bytes each, 10 in bf16, which has no fused cast) and
     a mask in the compute type; ``sdpa`` one byte a mask and the expansion of one; ``flash`` nothing.
-    ``beside`` are elements that live through the layer, ``recurrent`` bytes of a layer with a state.
+    ``beside``: elements that live throughout the layer; ``recurrent``: bytes of a layer with a state.
     """
     if attention not in ("sdpa", "eager", "flash"):
         raise ValueError(f"attention must be 'sdpa', 'eager' or 'flash', not {attention!r}")
@@ -75,7 +75,7 @@ def layer_cost(
 
 
 def score_bytes(dtype: str) -> int:
-    """Of one stored score around an unfused softmax: 8, and 10 in bf16, which has no fused cast."""
+    """Bytes of one stored score around an unfused softmax: 8, or 10 in bf16, which has no fused cast."""
     return 10 if dtype.removeprefix("torch.").lower() in ("bf16", "bfloat16") else 8
 
 

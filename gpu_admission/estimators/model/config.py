@@ -1,7 +1,7 @@
 """``ModelConfig``: the numbers of a model that decide its memory, read from a config.json.
 
-Owns the way from the file to layers: which level of it describes the decoder, what its
-keys are called, and what is said when its family is not known. Formulas are elsewhere.
+Owns the way from the file to layers: which level of the file describes the decoder, what its
+keys are called, and what happens if its family is not known. Formulas are elsewhere.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Encoder(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What sizes depend on. Counts and elements, never bytes."""
+    """The numbers that sizes depend on: counts and elements, never bytes."""
 
     model_type: str
     known: bool
     """Whether the rules for this family are known; if not, ``layers`` are all global."""
     layers: tuple[Layer, ...]
-    """Of the decoder, in order."""
+    """Layers of the decoder, in order."""
     hidden_size: int
     heads: int
     """Query heads."""
@@ -119,7 +119,7 @@ ConfigSource: TypeAlias = ModelConfig | ConfigObject | Mapping[str, Any] | str |
 
 
 def config_dict(source: ConfigObject | Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
-    """The parsed config of ``source``. Raises ``TypeError`` for what is none, and as ``open`` does."""
+    """The parsed config of ``source``. Raises ``TypeError`` if it is none, and whatever ``open`` raises."""
     if isinstance(source, Mapping):
         return source
     if isinstance(source, (str, os.PathLike)):
@@ -182,7 +182,7 @@ def _read(config: Mapping[str, Any]) -> ModelConfig:
 
 
 def _passed(keys: Keys, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """``layers`` as they are passed, some of them in a loop (Inkling 2): each pass has caches of its own."""
+    """``layers`` in the order of passes, some in a loop (Inkling 2): each pass has its own caches."""
     passes = keys.size("loop_num_passes") or 1
     start, end = keys.size("loop_layer_index_start") or 0, keys.size("loop_layer_index_end") or 0
     return (*layers, *layers[start:end] * (min(passes, _MOST_LAYERS) - 1))
@@ -215,7 +215,7 @@ def _levels(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _model_type(levels: Sequence[Mapping[str, Any]], nested: Mapping[str, str]) -> str:
-    """The type of the innermost level: its own, or the one that the type around it has inside."""
+    """The type of the innermost level: its own, or the inner type that the level around it implies."""
     name = ""
     for level in reversed(levels):
         own = level.get("model_type")

@@ -12,10 +12,9 @@ _MOST = 2**40
 
 
 class Keys:
-    """The levels of a config, innermost first, above the values that its class fills in.
+    """The levels of a config, innermost first, before the values that its class fills in.
 
-    A key that is null is answered with ``None``, and not with the class's value: that is
-    what its loader does too.
+    A key that is null gives ``None`` and not the class's value, as in the class's own loader.
     """
 
     def __init__(self, levels: Sequence[Mapping[str, Any]], defaults: Mapping[str, Any]) -> None:

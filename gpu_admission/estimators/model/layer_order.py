@@ -1,6 +1,6 @@
 """Which kind each layer of a model is, in order, from the many ways a config.json says so.
 
-Owns the reading of patterns, one function a way, and the order in which they are tried.
+Owns the reading of patterns, one function for each, and the order in which they are tried.
 Sizes of a layer are in ``layers``; what a family does by itself is in ``families``.
 """
 
@@ -26,7 +26,7 @@ _NAMES: dict[str, Kind] = {
     "hybrid": "hybrid",
     "hybrid_sliding": "hybrid sliding",
 }
-# Of models whose blocks are one thing each; elsewhere a layer so named may still attend.
+# For models whose blocks do one thing each; elsewhere a layer with this name may still attend.
 _BLOCKS: dict[str, Kind] = {"mlp": "none", "moe": "none"}
 _LETTERS: dict[str, Kind] = {
     "s": "sliding",
@@ -43,7 +43,7 @@ _LETTERS: dict[str, Kind] = {
 
 
 def layer_kinds(keys: Keys, model_type: str | None, depth: int) -> list[Kind]:
-    """The kind of each of ``depth`` layers: ``global``, the dearest, where nothing known says otherwise."""
+    """The kind of each of ``depth`` layers: ``global``, the costliest, unless something says otherwise."""
     kinds: list[Kind] | None = None
     if model_type is not None:
         found = (reader(keys, model_type, depth) for reader in _READERS)

@@ -40,7 +40,7 @@ _EXPERTS = (
 )
 _ACTIVATION = ("hidden_act", "hidden_activation", "activation_function", "activation", "act_fn")
 _OWN_GELU = "gelu_of_its_own"
-"""Of a class that computes it itself, whatever its config calls it."""
+"""Activation of a class that computes it in steps itself, whatever its config calls it."""
 _STEPS = {"gelu_new": 5, _OWN_GELU: 5, "gelu_fast": 5, "gelu_accurate": 5, "quick_gelu": 3, "relu2": 3}
 """Tensors alive at once inside an activation that no single kernel computes."""
 

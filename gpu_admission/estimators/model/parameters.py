@@ -1,7 +1,7 @@
 """How many parameters a decoder has, and how many of them one token's step reads.
 
-Owns the sums over the layers of a config. Bytes are not known here: what a parameter is
-stored in is the caller's to say. Encoder-decoder and recurrent models are not summed up.
+Owns the sums over the layers of a config. Bytes are not known here: the caller says how a
+parameter is stored. Encoder-decoder and recurrent models are not summed up.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
     total: int
     active: int
-    """That a decoding step of one token reads: without the input table, with the experts that run."""
+    """Parameters that a decoding step of one token reads: no input table, only the experts that run."""
     every: int
     """Of ``total``, all but the input table: what a step reads when all experts run in it."""
     embeddings: int

@@ -19,7 +19,7 @@ _NO_TOWER = frozenset(("fuyu", "gemma4", "gemma4_unified", "mistral4", "evolla")
 """Their decoder takes patches as they are, or their config has no tower unless it says so."""
 _PATCH = {"kosmos_2_5_vision_model": 16, "pix2struct_vision_model": 16}
 _TIMM = {"gemma3n_vision": 768}
-"""Sides of what timm's models are given."""
+"""Sides of the images that timm's models are given."""
 _TIMM_SIDE = 1024
 _TIMM_CHANNELS = 64
 _MOST_MERGED = 16_384
@@ -34,7 +34,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     hidden: int = 0
     heads: int = 1
     inner: int = 0
-    """Of the MLP, all tensors of it that are alive at once."""
+    """Width of all the MLP's tensors that are alive at once."""
     size: tuple[int, int] | None = None
     """Every image is scaled to it; ``None``: images keep their own size."""
     max_pixels: int | None = None
@@ -63,7 +63,7 @@ def _configs(config: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[Mappi
         for name, value in config.items()
         if isinstance(value, Mapping) and ("vision" in name or name in _NESTED) and len(path) < 4
     ]
-    if any("vision" in name for name, _ in inside):  # then a quantiser is for images that are made
+    if any("vision" in name for name, _ in inside):  # if so, a quantiser is for images to be made
         inside = [(name, value) for name, value in inside if name != "vq_config"]
     found = [each for name, value in inside for each in _configs(value, (*path, name))]
     own = any(config.get(name) is not None for name in ("patch_size", "base_channels", "architecture"))

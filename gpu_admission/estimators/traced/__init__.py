@@ -1,7 +1,7 @@
 """Estimates from a model's own code: traced once without its weights, used without torch.
 
-``traced`` is the estimator, ``peaks`` and ``saved`` what it works on; the other files make a trace,
-and import torch: nothing here does when it is imported.
+``traced`` is the estimator, ``peaks`` and ``saved`` are what it works on. The other files make a trace
+and need torch; importing this package does not import it.
 """
 
 from gpu_admission.estimators.traced.traced import Traced

@@ -1,7 +1,7 @@
-"""``Answers``: what operators say on the meta device, where sizes are true and data is not there.
+"""``Answers``: what operators return on the meta device, where sizes are real but there is no data.
 
-Owns the guesses, and the way out for operators that have no meta form. Each guess is the
-one that takes the most memory, or the one that ``padded`` says. Counts nothing.
+Owns the guesses, and the fallback for operators that have no meta form. Each guess is the one
+that takes the most memory, or the one that ``padded`` asks for. Counts nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpu_admission.estimators.traced.remembered import Remembered
 aten = torch.ops.aten
 
 _LARGEST_REAL: Final = 2**28
-"""Bytes that one operator without a meta form may be given for real."""
+"""The most bytes of input with which an operator without a meta form is run for real."""
 
 
 class NoMetaForm(RuntimeError):
@@ -118,7 +118,7 @@ class Answers:
         return self._plain(func, args, kwargs)
 
     def _moved(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A copy to the CPU can't be made of data that is not there: it stays where it is."""
+        """Data that is not there can't be copied to the CPU: it stays where it is."""
         if args[0].is_meta and kwargs.get("device") is not None:
             kwargs["device"] = torch.device("meta")
         return func(*args, **kwargs)
@@ -138,7 +138,7 @@ class Answers:
 
 
 def _found(mask: torch.Tensor, routing: bool) -> int:
-    """Most elements that can be true: all, or of a table of experts' choices one in each column."""
+    """The most elements that can be true: all, or one per column in a table of experts' choices."""
     return mask.shape[-1] if routing and mask.dim() == 2 else mask.numel()
 
 
@@ -153,7 +153,7 @@ def _to(tree: Any, device: str) -> Any:
 
 
 def _made_up(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers that differ, so that a search for equal ones finds none; whole numbers may be places."""
+    """Numbers that all differ, so that a search for equal ones finds none; whole numbers may be indices."""
     if not tensor.is_meta:
         return tensor
     make = torch.rand_like if tensor.dtype.is_floating_point else torch.zeros_like

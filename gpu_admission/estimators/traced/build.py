@@ -1,7 +1,7 @@
 """Makes a model of transformers on the meta device, with the attention and experts that were chosen.
 
-Owns the choices, and what is done where a model has no such attention. How it is run is in
-``transformers``.
+Owns the choices, and what happens if a model does not support the chosen attention. How it is run
+is in ``transformers``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Built:
     kind: Kind
     dtype: torch.dtype
     attention: str
-    """The one that it runs with, which is not always the one that was asked for."""
+    """The attention that it runs with, which is not always the one that was asked for."""
     notes: set[str] = field(default_factory=set)
 
     @property
@@ -86,7 +86,7 @@ def build(source: Any, choices: Choices, device: str = "meta") -> Built:
 
 
 def _made(make: Callable[[str], Any], choices: Choices, notes: set[str], device: str) -> tuple[Any, str]:
-    """A model, and the attention that it agreed to."""
+    """A model, and the attention that it accepted."""
     if choices.attention == "flash":
         return (_with_flash(make("eager")) if device == "meta" else make("flash_attention_2")), "flash"
     try:
@@ -99,7 +99,7 @@ def _made(make: Callable[[str], Any], choices: Choices, notes: set[str], device:
 
 
 def _with_flash(model: Any) -> Any:
-    """Past the library's question whether flash-attn is installed: it is stood in for."""
+    """Skip the library's check that flash-attn is installed: there is a stand-in for it."""
     for module in model.modules():
         if isinstance(config := getattr(module, "config", None), transformers.PretrainedConfig):
             config._attn_implementation_internal = "flash_attention_2"
@@ -108,7 +108,7 @@ def _with_flash(model: Any) -> Any:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the library's advice on inputs, which are made up here."""
+    """Silence the library's advice on inputs, which are made up here."""
     verbosity = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     try:

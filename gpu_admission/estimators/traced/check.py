@@ -32,15 +32,15 @@ class Row(NamedTuple):
 
     sizes: Sizes
     traced: int
-    """Without margin."""
+    """The estimate without its margin."""
     measured: int
     charged: int
 
 
 def check(source: Any, choices: Choices, traced: Traced) -> tuple[str, list[Row]]:
-    """Run the model of ``source`` on the first card, or the CPU where there is none; which, and the rows.
+    """Run the model of ``source`` on the first card, or else the CPU; returns which, and the rows.
 
-    Raises ``ValueError`` where its weights do not fit there, ``ImportError`` without its kernels.
+    Raises ``ValueError`` if its weights do not fit there, ``ImportError`` without its kernels.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     _check_room(build(source, choices), device)
@@ -88,7 +88,7 @@ def _free_memory() -> int:
 
 
 def table(device: str, rows: list[Row]) -> str:
-    """The rows as text, and how far the trace is off at most."""
+    """The rows as text, and the largest error of the trace."""
     names = list(rows[0].sizes)
     head = [*names, "traced", f"measured on {device}", "traced / measured", "charged"]
     lines = [

@@ -1,7 +1,7 @@
 """The polynomials of a phase as one Python function, which runs for each request.
 
-Owns the function's text, made of numbers and of names that are made here: no text of a file gets
-into it. What the polynomials say is in ``peaks``.
+Owns the function's source, built from numbers and from names that are made here: no text from a
+file gets into it. What the polynomials mean is in ``peaks``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Highest: TypeAlias = "tuple[Number, int, Sequence[Number]]"
 """Bytes, the place of the peak in ``Phase.peaks``, and the products that its coefficients are for."""
 Reader: TypeAlias = "Callable[[Sequence[Number]], Highest]"
 Pieces: TypeAlias = "Sequence[tuple[Sequence[int | None], Sequence[Sequence[Number]]]]"
-"""Of each range of sizes its largest values, and the coefficients of its peaks."""
+"""For each range of sizes, its largest values and the coefficients of its peaks."""
 
 
 def compiled(pieces: Pieces, degrees: Sequence[int], steps: Sequence[int]) -> Reader:

@@ -38,7 +38,7 @@ def read_config(source: Any) -> Any:
 
 
 def kind_of(config: Any) -> Kind:
-    """Which of the ready-made traces fits: by the mappings of transformers, and ``architectures``."""
+    """Which ready-made trace fits, by the mappings of transformers and by ``architectures``."""
     name = config.model_type
     generates = any(
         a.endswith(("CausalLM", "LMHeadModel")) for a in getattr(config, "architectures", None) or ()
@@ -75,7 +75,7 @@ def torch_dtype(config: Any, name: str | None) -> torch.dtype:
 
 
 def windows(config: Any, *, chunks: bool) -> tuple[int, ...]:
-    """Lengths at which its layers start to forget, or to need a mask of their own; with ``chunks``
+    """Lengths at which its layers start to drop tokens, or to need a mask of their own; with ``chunks``
     also those of chunked attention, beyond which flash attention refuses to run."""
     keys = _WINDOW_KEYS if chunks else _WINDOW_KEYS[1:]
     found = {w for part in _parts(config) if _windowed(part) for w in _sizes(part, keys)}

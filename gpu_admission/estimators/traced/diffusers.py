@@ -27,7 +27,7 @@ _Shape: TypeAlias = "tuple[int, int, int]"
 
 _TEXT: Final = 77
 _T5_TEXT: Final = 512
-"""Tokens of a prompt: of CLIP, and the most that pipelines give T5."""
+"""Tokens of a prompt: CLIP's, and the most that pipelines give T5."""
 _SIDE: Final = 8
 """Pixels of a picture for each of its latents, unless the VAE says otherwise."""
 _DENOISERS: Final = ("unet", "transformer", "denoiser")
@@ -139,7 +139,7 @@ def _group(module: Module, axes: tuple[Axis, ...], phase: str) -> tuple[Group, M
 def _denoiser(
     config: Mapping[str, Any], dtype: torch.dtype, guidance: bool, side: int, held: Mapping[str, Any]
 ) -> Iterator[tuple[Group, Module]]:
-    """One step. With guidance each picture is there twice, with and without its prompt."""
+    """One step. With guidance each picture is in it twice, with and without its prompt."""
     inputs = _INPUTS.get(_class_name(config))
     if inputs is None:
         known = ", ".join(_INPUTS)

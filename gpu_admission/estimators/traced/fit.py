@@ -21,12 +21,12 @@ from gpu_admission.estimators.traced.peaks import Peak, products
 Place: TypeAlias = "tuple[str, str]"
 Record: TypeAlias = Mapping[Place, Sequence[int]]
 Scaled: TypeAlias = "tuple[int, ...]"
-"""Coefficients, times a denominator that all of a fit share."""
+"""Coefficients, times a denominator that all coefficients of a fit share."""
 
 _LARGEST: Final = 2**21
-"""Of an axis without a limit, where it is asked which peaks are ever highest."""
+"""Limit assumed for an axis without one, when looking for peaks that are ever highest."""
 _ROUNDING: Final = 64
-"""Bytes by which a point may be off its polynomial: of sizes that are rounded to something."""
+"""Bytes by which a point may be off its polynomial, since some sizes are rounded."""
 _ANY: Final = "any operator"
 
 
@@ -53,8 +53,8 @@ def fit_peaks(
 
 
 def aligned(records: Sequence[Record]) -> dict[str, tuple[int, ...]]:
-    """Live bytes at each place, by record. A place that runs as often in each counts run by run,
-    others at their highest, and what is not in all of them with the rest of its module."""
+    """Live bytes at each place, by record. A place that runs equally often in each record counts run by
+    run, others count at their highest, and one that some records lack with the rest of its module."""
     rows: dict[str, tuple[int, ...]] = {}
     loose: set[Place] = set()
     for place in dict.fromkeys(place for record in records for place in record):
@@ -89,8 +89,8 @@ def _name(place: Place) -> str:
 class _Through:
     """The polynomials through the sizes of a place: one, where it goes through spare points too.
 
-    A place that stands for the highest of several operators, as in a loop, may have no such
-    polynomial: then there is a straight piece between each two points of the axis with a spare one.
+    A place that stands for the highest of several operators, as in a loop, may have no such polynomial:
+    then there is a straight line between neighbouring points of the axis that has a spare point.
     """
 
     def __init__(self, values: Sequence[Sequence[int]], shape: Sequence[int]) -> None:
@@ -152,7 +152,7 @@ class _Window:
         return _interpolate(self._inverses, [sizes[i] for i in self._inside])
 
     def holds(self, polynomial: Scaled, sizes: Sequence[int]) -> bool:
-        """Whether it gives the sizes just before the window, too; the smallest may be a case of its own."""
+        """Whether it also gives the sizes just before the window; the smallest may be a special case."""
         return all(
             abs(sum(map(mul, polynomial, powers)) - sizes[i] * self.scale) <= _ROUNDING * self.scale
             for i, powers in self._outside
@@ -193,7 +193,7 @@ def _starts(size: int, stride: int, length: int) -> Iterable[int]:
 def _ever_highest(
     candidates: Sequence[Scaled], degrees: Sequence[int], bounds: Sequence[tuple[int, int | None]]
 ) -> list[Scaled]:
-    """Those that are the highest of all anywhere in ``bounds``, looked for at sizes all over it."""
+    """The peaks that are the highest anywhere in ``bounds``, found by trying sizes all over it."""
     samples = [products(point, degrees) for point in product(*(_spread(*bound) for bound in bounds))]
     left = candidates
     for sample in (samples[-1], samples[0], samples[len(samples) // 2]):

@@ -27,7 +27,7 @@ _Check: TypeAlias = "tuple[list[int], int]"
 
 _STEPS: Final = (2, 4, 8, 16, 32, 64, 128, 256)
 _CLOSE: Final = 0.002
-"""A share by which a checked point may be above the fit before steps are looked for."""
+"""The share by which a checked point may be above the fit before steps are looked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Axis:
     unit: int = 1
     """The points traced are multiples of it."""
     spread: bool = False
-    """Trace two points more, each twice the last: needed where a loop makes operators hard to tell apart."""
+    """Trace two more points, each twice the last: needed where a loop makes operators hard to tell apart."""
     least: int = 1
     """The smallest size that the model takes."""
     breaks: tuple[int, ...] = ()
     """Last sizes before the model takes another path: 1 for ``sequences``, as masks come with the second."""
     whole: bool = False
-    """The model takes no other sizes: rows where each prompt has a few beams."""
+    """The model takes only multiples, as of rows where each prompt has several beams."""
 
     def ranges(self) -> list[_Range]:
         """The pieces, from the smallest sizes up."""
@@ -55,7 +55,7 @@ class Axis:
         return list(zip(starts, [*ends, None], strict=True))
 
     def points(self, low: int, high: int | None) -> list[int]:
-        """``degree + 1`` sizes in a range, or some more, as far as it has as many."""
+        """``degree + 1`` sizes in a range, or a few more, if it has that many."""
         first = -(-low // self.unit) * self.unit
         grown = [0, 1, 3, 7, 15] if self.spread else [*range(self.degree + 1)]
         points = [first + i * self.unit for i in grown]
@@ -120,7 +120,7 @@ def _traced_phase(
 
 
 def _needed(phases: Sequence[Phase]) -> Iterator[Phase]:
-    """Without a first step that is never above the later ones."""
+    """Leave out a first step that is never above the later ones."""
     by_name = {phase.name: phase for phase in phases}
     for phase in phases:
         later = by_name.get("decode")
@@ -136,7 +136,7 @@ def _never_above(first: Phase, later: Phase) -> bool:
 
 
 class _Traced:
-    """Each point once, whichever phases ask for it."""
+    """Trace each point once, whichever phases ask for it."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -207,7 +207,7 @@ def _stepped(phase: Phase, axes: Sequence[Axis], checks: Sequence[_Check]) -> tu
 
 
 def _one_step(axes: Sequence[Axis]) -> Iterator[tuple[int, ...]]:
-    """Of one axis, and of all that are alike, as the sides of a picture are."""
+    """Steps along one axis, and along all axes like it, such as the sides of a picture."""
     kinds = [(axis.degree, axis.unit, axis.least) for axis in axes]
     for step, kind in product(_STEPS, dict.fromkeys(kinds)):
         yield tuple(step if k == kind else 1 for k in kinds)

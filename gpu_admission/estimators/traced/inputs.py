@@ -1,6 +1,7 @@
 """What a model of transformers is given in a run: zeros of the sizes that are traced.
 
-Owns the inputs that are no text: a window of sound, a picture. How a run goes on is in ``transformers``.
+Owns the inputs that are not text: a window of sound, a picture. How a run proceeds is in
+``transformers``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from gpu_admission.estimators.traced.build import Built
 from gpu_admission.estimators.traced.grid import Sizes
 
 _SIDE: Final = 224
-"""Pixels of a picture's side, where a config does not say for which the model was made."""
+"""Pixels of a picture's side, if the config does not say for what size the model was made."""
 
 
 def inputs_of(
@@ -46,7 +47,7 @@ def _main(built: Built, sizes: Sizes) -> dict[str, torch.Tensor]:
 
 
 def _features(config: Any, name: str, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """An input that is no text: a window of sound, or a picture of the size that the model was made for."""
+    """An input that is not text: a window of sound, or a picture of the size the model was made for."""
     if name == "pixel_values":
         side = getattr(config, "image_size", None) or _SIDE
         height, width = (side, side) if isinstance(side, int) else side

@@ -1,4 +1,4 @@
-"""What stands in for fused state-space kernels: functions that allocate what the kernels allocate.
+"""Stand-ins for fused state-space kernels: functions that allocate what the kernels allocate.
 
 Owns the kernels of causal-conv1d, mamba-ssm and flash-linear-attention that transformers calls in place of
 its own torch code, where they are installed. Read off the forward passes of causal-conv1d 1.6, mamba-ssm
@@ -138,7 +138,7 @@ def _chunk_delta(
 
 
 def _squares(value: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
-    """Of each chunk its products of keys, and their inverse, which is made beside them."""
+    """For each chunk its products of keys, and their inverse, which is made beside them."""
     rows, positions, heads, _ = value.shape
     shape = (rows, positions, heads, _DELTA_CHUNK)
     products = value.new_empty(shape, dtype=torch.float32)

@@ -10,9 +10,9 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def peak_of(call: Callable[[], Any], device: str) -> int:
-    """The most bytes that ``call`` held on ``device`` at once, beyond what there was before it.
+    """The most bytes that ``call`` held on ``device`` at once, beyond what was there before.
 
-    It is called twice: what is made once is no part of a request.
+    It is called twice: what is made only once is not part of a request.
     """
     with torch.no_grad():
         call()

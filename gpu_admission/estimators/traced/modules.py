@@ -32,7 +32,7 @@ _AXES: Final[Mapping[str, Axis]] = {
     "width": Axis("width", 1, unit=64, least=64),
     "height": Axis("height", 1, unit=64, least=64),
 }
-"""How sizes are varied that nothing more is said of."""
+"""How sizes are varied unless ``axes`` says otherwise."""
 
 
 def trace(

@@ -1,4 +1,4 @@
-"""What a trace has found, as plain numbers: phases, each the highest of a few polynomials.
+"""What a trace has found, as plain numbers: phases, each the maximum of a few polynomials.
 
 Owns the form and its evaluation, which is what a serving process runs: no torch here, and
 no search for the numbers (that is ``fit``).
@@ -44,9 +44,9 @@ class Phase(msgspec.Struct, frozen=True):
     pieces: tuple[Piece, ...]
     """From the smallest sizes up; the last has no limit."""
     new_tokens: int = 0
-    """It comes only when at least so many tokens are written."""
+    """It happens only if at least so many tokens are written."""
     prompt_logprobs: bool = False
-    """It comes only when these are asked for."""
+    """It happens only if these are asked for."""
 
     @property
     def peaks(self) -> list[Peak]:
@@ -111,11 +111,11 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     settings: Mapping[str, str] = {}
     """Choices that it holds for: ``attention``, ``experts``, ``dtype`` …"""
     notes: tuple[str, ...] = ()
-    """What was stood in for, or assumed."""
+    """What had a stand-in, or was assumed."""
     tower: Tower | None = None
     """What its images take, besides the phases."""
     text_only: bool = False
-    """It could look at images, which are in neither."""
+    """It could look at images, which are neither in the phases nor in ``tower``."""
     seconds: float = 0.0
     """How long the tracing took."""
 

@@ -1,7 +1,7 @@
-"""``Remembered``: what operators gave for the same sizes before, so that each is worked out once.
+"""``Remembered``: what operators returned for the same sizes before, so each is worked out once.
 
 A model repeats its layers, and torch needs up to a millisecond to find the sizes of one result:
-this is what makes a trace take seconds. Owns the memory, and which operators it may be used for.
+remembering them keeps a trace down to seconds. Owns the memory, and which operators may use it.
 """
 
 from __future__ import annotations

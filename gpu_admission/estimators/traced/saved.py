@@ -40,7 +40,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 
 
 def _check(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Sizes that don't belong together, which would be wrong estimates later."""
+    """Raise for sizes that don't belong together, which would give wrong estimates later."""
     for phase in trace.phases:
         products = 1
         for degree in phase.degrees:

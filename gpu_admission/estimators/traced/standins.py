@@ -1,4 +1,4 @@
-"""What stands in for fused attention: functions that allocate what the kernels allocate.
+"""Stand-ins for fused attention: functions that allocate what the kernels allocate.
 
 Owns attention, in the three ways that a server can choose. State-space kernels are in
 ``kernels``. Nothing here counts; the tracer does.
@@ -53,7 +53,7 @@ def _plain_sdpa(*args: Any, **options: Any) -> torch.Tensor:
 
 
 def _output(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """As the kernels lay it out: heads inside positions, so that joining the heads copies nothing."""
+    """Laid out as by the kernels: heads inside positions, so that joining the heads copies nothing."""
     if query.dim() != 4:
         return query.new_empty((*query.shape[:-1], value.shape[-1]))
     rows, heads, positions, _ = query.shape

@@ -32,10 +32,10 @@ class Traced:
     """The highest live bytes of any phase of a model, by the sizes of the workload.
 
     Make one with ``transformers``, ``diffusers`` or ``of``, ``save`` it, and ``load`` it where it
-    serves. It counts every tensor that the model's code makes or is given, and not its weights. What the
-    allocator loses to rounding and fragments, and what kernels take inside themselves, can't be seen:
-    ``margin`` is a share put on top for that, ``constant`` bytes that were measured. What libraries
-    take once, such as the workspace of cuBLAS, belongs to no request: measure the capacity after one.
+    serves. It counts every tensor that the model's code makes or is given, but not its weights. What the
+    allocator loses to rounding and fragmentation, and what kernels use internally, can't be seen: for
+    that there are ``margin``, a share put on top, and ``constant``, bytes that were measured. What
+    libraries take once, such as cuBLAS's workspace, belongs to no request: measure the capacity after one.
     """
 
     def __init__(self, trace: Trace, *, margin: float = MARGIN, constant: int | str = 0) -> None:
@@ -81,12 +81,12 @@ class Traced:
           it: torch on a CPU keeps the scores of latent attention, whose keys are wider than its values.
         - ``kernels``: ``fused`` where the server has causal-conv1d, mamba-ssm or
           flash-linear-attention installed, for state-space layers and linear attention.
-        - ``sampling``: the most that requests may ask for; each keeps more copies of the logits.
+        - ``sampling``: the costliest that requests may ask for; each kind keeps more copies of the logits.
         - ``beams``: the beam width that the server uses.
         - ``padded``: batches may hold prompts of different lengths, and then need masks.
         - ``inputs``: the tensors that the model is given count too.
-        - ``vision``: of a language model that looks at images only the text is traced; this is what
-          its images add, by default read from its config. ``None``: the server takes no images.
+        - ``vision``: for a language model that looks at images, only the text is traced; this is what its
+          images add, by default read from its config. ``None``: the server takes no images.
 
         Raises ``ValueError`` for a config that it can't read, ``ImportError`` without transformers.
         """
@@ -155,7 +155,7 @@ class Traced:
         ``lambda sequences, width, height: torch.zeros(sequences, 3, height, width)``. It returns a
         tensor, a ``tuple`` of arguments, or a ``dict`` of keyword arguments.
 
-        - ``axes``: more of a size, ``{"width": Axis("width", degree=1, unit=32)}``, where ``Axis`` is
+        - ``axes``: details of a size, ``{"width": Axis("width", degree=1, unit=32)}``, where ``Axis`` is
           in ``gpu_admission.estimators.traced.grid``.
         - ``inputs``: the tensors that ``call`` makes count too, as they do where they lie on the device.
         - ``device``: on a ``"cpu"`` a convolution also holds a copy of its weights and its input; what
@@ -218,7 +218,7 @@ class Traced:
         return found  # type: ignore[no-any-return]
 
     def _images(self, workload: Workload, parts: dict[str, int]) -> int:
-        """What its images take: ``generate`` repeats them for each row."""
+        """What its images take; ``generate`` repeats them for each row."""
         if self._tower is None:
             return 0
         parts["images"] = size = self._tower.estimate(workload).bytes * _sequences(workload)
@@ -239,7 +239,7 @@ class Traced:
 
 
 def _terms(phase: Phase) -> list[list[tuple[str, int, Number]]]:
-    """Of each peak: its terms that are not zero, by name and place."""
+    """For each peak, its terms that are not zero, by name and place."""
     names = product_names(phase.axes, phase.degrees)
     return [[(names[i], i, c) for i, c in enumerate(peak.coefficients) if c] for peak in phase.peaks]
 
@@ -254,7 +254,7 @@ def _sequences(workload: Workload) -> int:
 
 
 def _readers(trace: Trace) -> Mapping[str, Feature]:
-    """Features that are read in another way than elsewhere."""
+    """Features that are read differently here."""
     beams = int(trace.settings.get("beams", "1"))
     return {
         "rows": _rows,

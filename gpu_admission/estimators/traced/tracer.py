@@ -1,7 +1,7 @@
 """``Tracer``: adds up the storages that are alive after each operator that torch runs.
 
-Owns the counting. What an operator's answer is where its data is not there (``answers``), and
-what stands in for fused kernels (``standins``), is elsewhere. Imports torch: load it lazily.
+Owns the counting. What an operator returns when there is no data is in ``answers``, what stands in
+for fused kernels in ``standins``. Imports torch: load it lazily.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def cpu_workspace(func: Any, args: tuple[Any, ...]) -> int:
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Live bytes after each operator, by phase; the storages in ``known`` are not counted.
 
-    It counts tensors on ``device`` only. What kernels allocate inside themselves it can't see:
-    ``workspace`` says what is known of that.
+    It counts only tensors on ``device``. It can't see what kernels allocate internally: ``workspace``
+    says what is known of that.
     """
 
     def __init__(

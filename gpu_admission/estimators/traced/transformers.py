@@ -35,7 +35,7 @@ _PHASES: Final[Mapping[str, Sequence[str]]] = {
     "encoder-decoder": ("encode", "encode", "decode"),
     "speech": ("encode", "encode", "decode"),
 }
-"""Of each forward of a run: reading the prompt, the first step, and one that is like all later ones."""
+"""Phases of a run's forwards: reading the prompt, the first step, and one like all later ones."""
 _FORWARDS: Final = 3
 WRITTEN: Final = _FORWARDS - 1
 """Tokens in a decoder's cache that its last forward has added to its prompt, that one's included."""
@@ -76,7 +76,7 @@ def trace(source: Any, choices: Choices, vision: Vision | Literal["config"] | No
 
 
 def _tower(built: Built, vision: Vision | Literal["config"] | None) -> Tower | None:
-    """What images take before the prompt is read, of which only the text is traced."""
+    """What images take before the prompt is read; only the text is traced."""
     if isinstance(vision, Vision):
         return Tower.of(vision)
     if vision is None or built.kind != "vision-language":
@@ -134,7 +134,7 @@ def _groups(run: Run) -> Iterator[Group]:
 
 
 def _rows(each: int, choices: Choices) -> Axis:
-    """Rows, of which a prompt has ``each``; from the second prompt on there is padding."""
+    """Rows, ``each`` of them for one prompt; from the second prompt on there is padding."""
     return Axis("sequences", 1, each, whole=True, least=each, breaks=(each,) if choices.padded else ())
 
 
@@ -170,7 +170,7 @@ def _runs(records: Mapping[str, Record]) -> list[list[int]]:
 
 
 class _Phased(Protocol):
-    """A tracer, for all that a run tells it."""
+    """The part of a tracer that a run uses."""
 
     phase: str
 
@@ -202,7 +202,7 @@ class Run:
         return self._kernels.calls > 0
 
     def small(self, tokens: int) -> Mapping[str, Record]:
-        """A run at few tokens."""
+        """A run with few tokens."""
         call = self.forward if self.built.kind == "encoder" else self.generate
         rows = 1 if self.built.kind == "encoder" else self.choices.beams
         sizes = {"sequences": rows, "prompt_tokens": tokens}
@@ -268,7 +268,7 @@ class Run:
             decoder_start_token_id=0,
             eos_token_id=None,
             use_cache=True,
-            # They read what was written, which is not there, and hold next to nothing.
+            # They read written tokens, which do not exist here, and hold next to nothing.
             no_repeat_ngram_size=0,
             encoder_no_repeat_ngram_size=0,
             **_SAMPLING[self.choices.sampling],
@@ -304,7 +304,7 @@ def _phases(model: Any, tracer: _Phased, names: Sequence[str]) -> Iterator[None]
 
 @contextmanager
 def _flash(standin: FlashAttention) -> Iterator[None]:
-    """Let ``flash_attention_2`` be what stands in for it."""
+    """Make ``flash_attention_2`` mean the stand-in for it."""
     ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = standin
     try:
         yield
