@@ -1,7 +1,7 @@
 """The app under test: one completion route in front of an engine, and what the engine used.
 
-It is written as it would be in production, the same for every protection: it keeps the
-bytes of its request, if somebody has lent it any, until the engine has freed the memory.
+It is written as it would be in production, the same for every protection: it keeps its request's
+lease, if there is one, until the engine has freed the memory.
 """
 
 from __future__ import annotations

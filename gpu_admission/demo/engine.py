@@ -78,7 +78,7 @@ class Job:
             self.answer.append(token)
 
     def end(self, error: Exception | None = None) -> None:
-        """Give the memory back first, then tell: whoever hears may start the next one."""
+        """Give the memory back first, then report: whoever hears of it may start the next one."""
         self._cache = None
         self._on_free()
         if error is not None:
@@ -149,7 +149,7 @@ class BatchEngine:
                 self._live.append(job)
 
     def _pass(self) -> None:
-        """When there is no memory for a pass, the newest job fails, and the others go on without it."""
+        """If there is no memory for a pass, the newest job fails and the others go on without it."""
         if failure := _attempt(partial(_advance, self._model, self._live)):
             self._live.pop().end(failure)
 

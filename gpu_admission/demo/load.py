@@ -1,7 +1,7 @@
 """The clients: a fixed number of them, each sending its next request when the last was answered.
 
-Owns what was sent and what came back. The same list of requests, in the same order, whatever
-stands in front of the app.
+Owns what was sent and what came back. The requests, and their order, are the same whatever stands
+in front of the app.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpu_admission.demo.trace import PATH, WORKER, Ask
 
 Outcome = Literal["ok", "out_of_memory", "refused", "failed", "unfinished"]
 GRACE = 5.0
-"""Seconds for the last answers: so long before the end no request is sent any more."""
+"""Seconds kept for the last answers: no request is sent that late."""
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class ServerError(Exception):
-    """The server did not start; what it had to say is on stderr."""
+    """The server did not start; the reason is on stderr."""
 
 
 class ServerProcess:
@@ -73,7 +73,7 @@ def tell(said: msgspec.Struct) -> None:
 
 
 def quieten() -> None:
-    """Inside the child: what is cut off from here on is no news."""
+    """Inside the child: from here on, what is cut off needs no report."""
     logging.getLogger("uvicorn.error").disabled = True
 
 

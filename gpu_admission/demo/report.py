@@ -142,7 +142,7 @@ def _reasons(trial: Trial) -> str:
 
 
 def _spread(trial: Trial) -> Iterator[str]:
-    """Over the web processes: who accepts a connection is the kernel's choice, and it is no even one."""
+    """How answers spread over the web processes: the kernel chooses who accepts, and not evenly."""
     counts = Counter(answer.worker for answer in trial.run.answers if answer.worker)
     if counts:
         shares = ", ".join(str(count) for _, count in counts.most_common())

@@ -1,7 +1,7 @@
-"""The way into one route, and how its lease ends: for Starlette by a response, for FastAPI by a dependency.
+"""The way into one route, and how its lease ends: in Starlette with a response, in FastAPI a dependency.
 
-Both go through the same ``Intake`` as the middleware, and end as it does. Wrappers of endpoints
-are in ``endpoints``, what a framework has read before us in ``readalready``.
+Both go through the same ``Intake`` as the middleware, and end as it does. Wrappers of endpoints are
+in ``endpoints``; bodies that a framework has read before us are in ``readalready``.
 """
 
 from __future__ import annotations
@@ -134,9 +134,9 @@ class Door:
         self._streams[lease.number] = steps
 
     async def _close_stream(self, lease: Lease) -> None:
-        """In a thread: what an endpoint does when its generator is closed may block.
+        """Run in a thread, since what an endpoint does when its generator is closed may block.
 
-        Before its bytes come back: what it holds on the device is freed by that.
+        This happens before its bytes come back, since closing frees what it holds on the device.
         """
         steps = self._streams.pop(lease.number, None)
         if steps is None:
@@ -159,7 +159,7 @@ class Door:
             raise self._answered(error, intake, request) from error
 
     def _answered(self, error: Rejected, intake: Intake, request: Request) -> Rejected:
-        """``error`` as it goes through the framework: with our answer, unless the app has its own."""
+        """``error`` as it passes through the framework: with our answer, unless the app has its own."""
         handlers = _handlers(request)
         if any(kind in handlers for kind in type(error).__mro__ if issubclass(kind, AdmissionError)):
             return error  # the app's own handler for refusals comes first
@@ -184,7 +184,7 @@ class Door:
 class HeldResponse:
     """A response that gives its bytes back once it has been sent; it looks like the response.
 
-    ``run(response, scope, receive, send)`` sends it, ``drop()`` is called where it never was.
+    ``run(response, scope, receive, send)`` sends it; ``drop()`` is called if it was never sent.
     """
 
     _response: Any
@@ -209,7 +209,7 @@ class HeldResponse:
         setattr(self._response, name, value)
 
     def __del__(self) -> None:
-        """A response that was thrown away is never sent: its bytes come back with it."""
+        """A response that is thrown away is never sent: its bytes come back as it goes."""
         self._drop()
 
 

@@ -1,7 +1,6 @@
 """The wrapper around each kind of endpoint, and what it shows to Starlette and FastAPI.
 
-Signature, name and kind stay those of the endpoint. How a request comes by its lease is in
-``door``.
+Signature, name and kind stay those of the endpoint. How a request gets its lease is in ``door``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def admit(admission: Admission, function: Any = None, *, estimator: Any = None) 
     It goes *below* the route's own decorator. Signature, OpenAPI and behaviour of the
     endpoint stay; a plain function still runs in the thread pool, and its bytes are held
     until it has really returned. ``estimator`` defaults to the admission's own. Raises
-    ``TypeError`` for what is no endpoint, and when the route exists already.
+    ``TypeError`` for anything but an endpoint, and when the route already exists.
     """
     if function is None:
         return functools.partial(admit, admission, estimator=estimator)
@@ -92,7 +91,7 @@ def _stream(door: Door, function: Any) -> Callable[..., Any]:
 
 
 def _with_signature(endpoint: Any, function: Any, door: Door) -> Any:
-    """``endpoint`` looking like ``function``, and for FastAPI asking for the lease besides."""
+    """``endpoint`` made to look like ``function`` and, for FastAPI, to ask for the lease too."""
     functools.update_wrapper(endpoint, function)
     endpoint.gpu_admission_door = door
     endpoint.__name__ = door.name
@@ -118,7 +117,7 @@ def _signature(function: Any) -> inspect.Signature:
     try:
         return inspect.signature(function, eval_str=True)
     except Exception:
-        return inspect.signature(function)  # names that are known later, or to type checkers only
+        return inspect.signature(function)  # names that are known only later, or only to type checkers
 
 
 def _request_among(args: Sequence[Any], kwargs: dict[str, Any], name: str) -> Request:

@@ -1,7 +1,7 @@
-"""A plain generator of an endpoint, closed when its lease ends.
+"""An endpoint's plain generator, closed when its lease ends.
 
-A framework that drops a stream half-way leaves its generator to the collector: its tensors, and
-bytes held for it, would stay until that runs. Async generators are closed by whoever awaits them.
+A framework that drops a stream half-way leaves its generator to the garbage collector: until that
+runs, its tensors and the bytes held for it would stay. Async generators are closed by their awaiters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Means to test a service behind an admission: calls by hand, scenes, a fake device, promises.
+"""Tools to test a service behind an admission: calls by hand, scenes, a fake device, conformance checks.
 
 pytest's fixture is in ``gpu_admission.testing.plugin``.
 """

@@ -19,12 +19,12 @@ Header = tuple[bytes, bytes]
 
 
 def cost(info: RequestInfo) -> int:
-    """An estimator for tests: the body is read, and the charge stands in the header ``x-cost``."""
+    """An estimator for tests: the body is read, and the header ``x-cost`` gives the charge."""
     return int(info.headers["x-cost"])
 
 
 class StreamedCost:
-    """``cost`` without a body: the app streams it by itself."""
+    """``cost`` without reading the body: the app streams it itself."""
 
     needs_body = False
 
@@ -33,7 +33,7 @@ class StreamedCost:
 
 
 def http_scope(**changes: Any) -> Scope:
-    """A hand-made ``http`` scope, as a server of ASGI 3 makes it."""
+    """A hand-made ``http`` scope, as an ASGI 3 server makes it."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -98,7 +98,7 @@ class Call:
     # the client's side
 
     def feed(self, *messages: Message) -> None:
-        """More arrives from the client."""
+        """Let more of the body arrive from the client."""
         self._coming += messages
         self._said += messages
         self._wake()
@@ -112,7 +112,7 @@ class Call:
         news.set()
 
     def finish(self) -> None:
-        """Let the app end its work."""
+        """Let the app finish its work."""
         self.may_finish.set()
 
     def cancel(self) -> None:
@@ -133,7 +133,7 @@ class Call:
         await anyio.lowlevel.checkpoint()
 
     async def run(self) -> None:
-        """Call the app as a server does; what comes out of it is kept in ``error``."""
+        """Call the app as a server does; what it raises is kept in ``error``."""
         try:
             with self.scope_of_cancel:
                 try:
@@ -189,7 +189,7 @@ class Call:
         return self.lease is not None
 
     def check(self) -> None:
-        """One answer to each client that stayed, and the app got what was sent."""
+        """Check that each client that stayed got one answer, and that the app got what was sent."""
         if not (self.hung_up or self.cancelled or self.error or self.send_fails_at >= 0):
             assert len(self.starts) == 1, f"{len(self.starts)} answers: {self.sent}"
         assert len(self.starts) <= 1

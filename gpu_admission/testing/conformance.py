@@ -1,7 +1,7 @@
 """What every estimator, guard, dialect and device promises, as checks for your own.
 
-Each raises ``AssertionError`` with a sentence. They need no test runner; the same inputs are tried
-at every run.
+Each raises ``AssertionError`` with a sentence. They need no test runner; every run tries the same
+inputs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HOSTILE: tuple[bytes, ...] = (
 async def check_estimator(
     estimator: Estimator, requests: Iterable[RequestInfo] | None = None, *, path: str = "/v1/completions"
 ) -> None:
-    """It answers bytes from 1 to 2**62 for each request, and the same when it is asked again.
+    """It gives 1 to 2**62 bytes for each request, and the same when it is asked again.
 
     One with a formula (``estimate(workload)``) never charges less for a larger workload.
     """
@@ -79,7 +79,7 @@ def _workload(name: str, value: int) -> Workload:
 
 
 def check_guard(make: Callable[[], Guard]) -> None:
-    """It never raises, says a reason with each ceiling, and its copies have a state of their own."""
+    """It never raises, gives a reason with each ceiling, and its copies have their own state."""
     guard = make()
     assert isinstance(guard, Guard), "a guard has name, reason and ceiling(readings, outcomes, now)"
     untouched = _said(copy.deepcopy(guard), (), (), 0.0)
@@ -127,7 +127,7 @@ def check_dialect(dialect: Dialect, *, path: str = "/") -> None:
 
 
 def check_device(device: Device) -> None:
-    """Its readings never raise; what is told is 0 or more, and no more than there is."""
+    """Its readings never raise; what they report is 0 or more, and no more than there is."""
     assert isinstance(device, Device), "a device has name, key and read()"
     for _ in range(3):
         reading = device.read()

@@ -1,6 +1,6 @@
 """A device whose memory a test sets: no driver, no GPU.
 
-Its bytes are those that a driver would tell; what leases hold is not added to them by itself.
+Its bytes are those that a driver would report; what leases hold is not added automatically.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FakeDevice:
         self.error: str | None = None
         self.name = name
         self.reads = 0
-        """How often it was looked at."""
+        """How often it was read."""
         self._script: Iterator[DeviceReading] = iter(script)
         self._scripted: DeviceReading | None = None
         self._clock = clock
@@ -50,7 +50,7 @@ class FakeDevice:
         return self.name
 
     def read(self) -> DeviceReading:
-        """What the driver tells now."""
+        """What the driver reports now."""
         self.reads += 1
         self._scripted = next(self._script, self._scripted)
         if self._scripted is not None:
@@ -70,7 +70,7 @@ class FakeDevice:
 
 
 def look(admission: Admission, times: int = 1) -> None:
-    """Have ``admission`` look at its devices now, and its guards draw their conclusions; blocks."""
+    """Have ``admission`` read its devices now, and its guards draw their conclusions; blocks."""
     readings = admission.monitor.readings
     if readings is None:
         raise ValueError("this admission has no devices to look at: give devices=[...]")

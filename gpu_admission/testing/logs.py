@@ -1,6 +1,6 @@
 """What any log must do to carry a shared budget, as checks for your own.
 
-Owns what is asked of the log alone; that ledgers on it stay equal is ``samegrants``'.
+Owns what is asked of the log alone; that ledgers on it stay equal is checked in ``samegrants``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Way:
 def check_log(make: Callable[[], Log], *, entries: int = 200, seed: int = 0) -> None:
     """It orders, stamps, keeps, wakes and knows the living as ``shared.protocol.Log`` says.
 
-    ``make`` gives a new way to one and the same new place, each time: ``lambda: MyLog("somewhere")``.
+    ``make`` returns a new log object each time, all for the same new place: ``lambda: MyLog("here")``.
     """
     ways = [Way(make()) for _ in range(3)]
     try:

@@ -1,4 +1,4 @@
-"""What a shared budget must do, said a second time: one plain ledger, fed the log's entries in order.
+"""What a shared budget must do, written a second time: one plain ledger, fed the log's entries in order.
 
 An independent reader: it knows the format of operations and nothing of replicas.
 """

@@ -1,4 +1,4 @@
-"""A fixture for pytest: admissions that are checked when a test is over.
+"""A pytest fixture: admissions that are checked when a test is over.
 
 Write ``pytest_plugins = ["gpu_admission.testing.plugin"]`` in your ``conftest.py``.
 """
@@ -18,7 +18,7 @@ MakeAdmission: TypeAlias = Callable[..., Admission]
 
 @pytest.fixture
 def admission() -> Iterator[MakeAdmission]:
-    """``admission(capacity="1GiB", estimator=...)`` makes one; at the end all of it was given back."""
+    """``admission(capacity="1GiB", estimator=...)`` makes one; at the end, all bytes must be back."""
     made: list[Admission] = []
 
     def make(**settings: Unpack[Options]) -> Admission:

@@ -1,6 +1,6 @@
 """Many processes on one log grant what one plain ledger grants, at the same places: a check for any log.
 
-Owns the random programs and the comparison. What is expected is ``plainledger``'s.
+Owns the random programs and the comparison. ``plainledger`` says what is expected.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def check_same_grants(
 ) -> None:
     """Random asks, ends, growth, ceilings and resizes in some processes: all grant what one ledger does.
 
-    ``make`` gives a new way to one and the same new place, each time. Raises ``AssertionError``
-    with a sentence.
+    ``make`` returns a new log object each time, all for the same new place. Raises
+    ``AssertionError`` with a sentence.
     """
     terms = Terms((100,), tuple(lanes), max_bypass=3, max_bypass_wait=2.0, lease_ttl=600.0)
     auditor = Way(make())
@@ -49,7 +49,7 @@ def check_same_grants(
         for step in range(steps):
             program.step()
             if step % 100 == 0:
-                auditor.log.catch_up()  # a log that is cut behind who reads is no log of all entries
+                auditor.log.catch_up()  # a log that is cut behind its readers no longer has all entries
         until_equal(auditor, members)
         compare(auditor.heard.entries, terms, members, program)
     finally:
@@ -97,7 +97,7 @@ class Program:
 
 
 def until_equal(auditor: Way, members: Sequence[SharedLedger]) -> None:
-    """All have read all that was said."""
+    """Have everyone read everything that was said."""
     end = time.monotonic() + _WITHIN
     while True:
         for member in members:
@@ -147,7 +147,7 @@ def through_a_replica(entries: Sequence[Entry], seed: int) -> list[Said]:
 
 
 def figures(ledger: Ledger) -> list[Any]:
-    """What two ledgers that are equal have in common."""
+    """What equal ledgers have in common."""
     accounts = [(a.in_use, a.running, a.limit) for a in ledger.accounts]
     lanes = [(lane.in_use, lane.waiting, lane.waiting_bytes, lane.hold) for lane in ledger.lanes]
     return [accounts, lanes, ledger.in_use, ledger.running, ledger.waiting, ledger.grants, ledger.asked]

@@ -22,7 +22,7 @@ from gpu_admission.testing.calls import Call, answer, cost, read_body
 from gpu_admission.types import ASGIApp, Event, Receive, Scope, Send
 
 CAPACITY = 100
-"""Bytes of a scene's admission, where its settings name no other."""
+"""Capacity of a scene's admission, in bytes, unless its settings say otherwise."""
 
 
 async def working(scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,13 +66,13 @@ class Scene:
         return self.admission.snapshot().waiting
 
     def call(self, *pieces: bytes, app: ASGIApp | None = None, **changes: Any) -> Call:
-        """A call that is not on its way yet."""
+        """A call that has not started yet."""
         call = Call(app or self.app, *pieces, **changes)
         self.calls.append(call)
         return call
 
     async def start(self, *pieces: bytes, **changes: Any) -> Call:
-        """A call on its way; returns when it has come as far as it can by itself."""
+        """Start a call; returns when it has come as far as it can by itself."""
         call = self.call(*pieces, **changes)
         self.group.start_soon(call.run)
         await settle()
@@ -80,7 +80,7 @@ class Scene:
         return call
 
     async def run(self, *pieces: bytes, **changes: Any) -> Call:
-        """A call that is over, with work that takes no time."""
+        """Make a call to its end, with work that takes no time."""
         call = self.call(*pieces, **changes)
         call.finish()
         await call.run()
@@ -88,7 +88,7 @@ class Scene:
         return call
 
     async def check_end(self) -> None:
-        """What holds at the end of every scenario."""
+        """Check what must hold at the end of every scenario."""
         with anyio.fail_after(10):
             for call in self.calls:
                 await call.done.wait()
@@ -98,7 +98,7 @@ class Scene:
             await self._check_small_one()
 
     async def _check_small_one(self) -> None:
-        """A small request afterwards starts at once."""
+        """Check that a small request afterwards starts at once."""
         async with self.admission.lease(1, timeout=0) as lease:
             assert lease.waited == 0.0
         self.check_rest()
@@ -111,21 +111,21 @@ class Scene:
 
 
 async def settle() -> None:
-    """Until every task waits for something; a cancellation that is on its way has arrived by then."""
+    """Wait until every task waits for something; by then a pending cancellation has arrived."""
     for _ in range(3):
         await anyio.wait_all_tasks_blocked()
         await anyio.lowlevel.checkpoint()
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Until ``condition`` holds, for what worker threads bring about: who waits for them is blocked."""
+    """Wait until ``condition`` holds, for what worker threads do: tasks that wait for them look blocked."""
     with anyio.fail_after(10):
         while not condition():
             await anyio.to_thread.run_sync(_nothing)
 
 
 def _nothing() -> None:
-    """A turn for other threads."""
+    """Let other threads run."""
 
 
 @asynccontextmanager
@@ -146,5 +146,5 @@ async def scenario(app: ASGIApp = working, **settings: Any) -> AsyncIterator[Sce
 
 
 def _tasks() -> set[Any]:
-    """All tasks of the loop; trio keeps its own books, and has no task that nobody waits for."""
+    """All tasks of the loop; none for trio, where there is no task that nobody waits for."""
     return set(asyncio.all_tasks()) if isinstance(running_loop(), asyncio.AbstractEventLoop) else set()
