@@ -61,9 +61,9 @@ class Usage(msgspec.Struct, frozen=True):
     """The usage that an answer reports for its request; ``None`` where it reports none."""
 
     prompt_tokens: int | None = None
-    """Of all prompts together, those from a cache included."""
+    """Tokens of all prompts together, including those from a cache."""
     new_tokens: int | None = None
-    """Of all sequences together."""
+    """New tokens of all sequences together."""
 
 
 SIZES = (

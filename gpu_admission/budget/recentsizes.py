@@ -62,7 +62,7 @@ class SmallSizes:
 
     @property
     def median(self) -> int:
-        """Of the sizes asked lately; 0 while nothing was."""
+        """Median of the sizes asked for lately; 0 while there are none."""
         return sorted(self._asked)[len(self._asked) // 2] if self._asked else 0
 
 

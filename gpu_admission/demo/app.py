@@ -68,7 +68,7 @@ async def _cancel_when_gone(request: Request, job: Job) -> None:
 
 
 def _length(asked: Mapping[str, int]) -> int:
-    """Of the answer: what is allowed, unless it ends before."""
+    """Length of the answer: what is allowed, unless it ends earlier."""
     return min(asked["max_tokens"], asked.get(ENDS, asked["max_tokens"]))
 
 

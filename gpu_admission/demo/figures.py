@@ -53,7 +53,7 @@ class Trial(msgspec.Struct, frozen=True):
         return self.figures_from(0)
 
     def figures_from(self, first: int) -> Figures:
-        """Of what was answered after ``first`` others, from then on."""
+        """Figures of what was answered after the ``first`` answers, from then on."""
         answers = sorted(self.run.answers, key=lambda answer: answer.ended)
         began = answers[min(first, len(answers)) - 1].ended if first else self.began
         answers = answers[first:]
@@ -77,7 +77,7 @@ class Trial(msgspec.Struct, frozen=True):
         return [(sample.at - self.began, sample.used / self.room) for sample in seen]
 
     def _cpu_seconds(self, since: float) -> float:
-        """Of the engine's process, until the end."""
+        """CPU seconds of the engine's process, until the end."""
         seen = [sample.cpu_seconds for sample in self.run.samples if since <= sample.at <= self.ended]
         return seen[-1] - seen[0] if seen else 0.0
 

@@ -37,7 +37,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     clients: int
     room: int
-    """Of the wall, in bytes."""
+    """Room below the wall, in bytes."""
     weights: int
     cache_level: int | None
     """Bytes of the last-level cache, where known."""
@@ -150,7 +150,7 @@ def _spread(trial: Trial) -> Iterator[str]:
 
 
 def _comparisons(report: Report, rows: Mapping[Role, Figures]) -> Iterator[str]:
-    """Of each that was run with what it is run for."""
+    """Compares each trial with the one that it is run for."""
     if {"unprotected", "bytes"} <= rows.keys() and not rows["unprotected"].count("out_of_memory"):
         words = _compared(rows["bytes"], rows["unprotected"])
         yield f"At {report.clients} clients memory does not bind: {words}"

@@ -49,7 +49,7 @@ class Card(msgspec.Struct, frozen=True):
     model: str
     total: int | None
     slices: tuple[Slice, ...] | None = None
-    """Of a card in MIG mode; ``None`` when MIG is off."""
+    """Slices of a card in MIG mode; ``None`` when MIG is off."""
 
 
 class NotVisible(LookupError):

@@ -28,9 +28,9 @@ class DiffusionFamily(msgspec.Struct, frozen=True, kw_only=True):
     """What tells families apart. ``decode_pixel`` (of a frame) and ``encode_pixel`` are bytes at 16 bits."""
 
     factor: float
-    """Of the denoiser's memory for each latent element (ComfyUI's ``memory_usage_factor``)."""
+    """Factor for the denoiser's memory per latent element (ComfyUI's ``memory_usage_factor``)."""
     heads: int
-    """Of the attention at the highest resolution that has one."""
+    """Heads of the attention at the highest resolution that has one."""
     stride: int
     """Latent pixels of a side for one position of that attention."""
     decode_pixel: int
@@ -46,7 +46,7 @@ class DiffusionFamily(msgspec.Struct, frozen=True, kw_only=True):
     temporal: int = 4
     """Frames for one of the latent, behind the first."""
     frames: int = 1
-    """Of a video whose length a request does not say."""
+    """Frames of a video whose length a request does not say."""
     decode_frames: int | None = None
     """The most frames that the decoder has in hand at once; ``None``: all of them."""
 
@@ -194,7 +194,7 @@ class Diffusion:
         return fused + batch * self.family.heads * positions**2 * self._score
 
     def _decode(self, images: int, pixels: int, frames: int) -> int:
-        """Of the frames in hand, and of those that are done, as 32-bit floats, behind them."""
+        """Bytes of the frames in hand, and of those already done, as 32-bit floats."""
         in_hand = min(frames, self.family.decode_frames or frames)
         done = images * pixels * frames * _PIXEL if frames > in_hand else 0
         return self._vae(self.family.decode_pixel, images, pixels) * in_hand + done

@@ -16,7 +16,7 @@ ALL = "*"
 
 
 class Histories:
-    """Of at most ``most`` routes; the one that was quiet longest is forgotten. Not thread-safe."""
+    """Histories of at most ``most`` routes; the one quiet longest is forgotten. Not thread-safe."""
 
     def __init__(self, new: Callable[[], History], most: int) -> None:
         self._new = new

@@ -307,7 +307,7 @@ class _Route:
         self.good = 0
         """Requests that ended well."""
         self.runs = 0
-        """Of these, those that were measured."""
+        """How many of these were measured."""
         self._warms_up = False
 
     @property

@@ -78,7 +78,7 @@ class LMPlan(msgspec.Struct, frozen=True, kw_only=True):
     chunk: int
     """Most prompt tokens of one step; 0 = the whole prompt."""
     copies: int
-    """Of the cache that are alive while decoding: 2 in versions with tuples of tensors."""
+    """Copies of the cache that are alive while decoding: 2 in versions with tuples of tensors."""
     static: int
     """Tokens that a static cache sets aside; 0 = it grows."""
 

@@ -58,7 +58,7 @@ class Discipline(msgspec.Struct, frozen=True):
 
 
 def disciplines() -> Mapping[str, Discipline]:
-    """By name, in the order of the table."""
+    """The disciplines by name, in the order of the table."""
     return {
         "default": Discipline(_default, "small requests may pass a head that does not fit, in bounds"),
         "fifo": Discipline(_fifo, "strict first in, first out: max_bypass=0"),

@@ -63,7 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     per_token: int
     """Bytes of the cache for each token."""
     per_prompt_token: int
-    """Of what is computed for a prompt, beside its cache; 0 where the engine set it aside."""
+    """Bytes computed for each prompt token, beside its cache; 0 where the engine set them aside."""
     sizes: Sequence[Size]
     """The worst, the 95 % quantile and the mean."""
     slots: int

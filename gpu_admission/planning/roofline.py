@@ -39,7 +39,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def engines() -> Mapping[str, Engine]:
-    """By name. The shares are fitted to published single-card rows; see ``tests/planning/data``."""
+    """The engines by name. Their shares are fitted to published single-card rows: ``tests/planning/data``."""
     return {
         each.name: each
         for each in (

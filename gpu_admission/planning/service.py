@@ -68,7 +68,7 @@ class Decoder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decoders() -> dict[str, Decoder]:
-    """By card: ``24GiB`` is like an RTX 4090, ``80GiB`` like an A100."""
+    """Decoders by card: ``24GiB`` is like an RTX 4090, ``80GiB`` like an A100."""
     return {
         "24GiB": Decoder(),
         "80GiB": Decoder(memory=80 * GIB, bandwidth=2.0e12, prefill_rate=10_000.0),

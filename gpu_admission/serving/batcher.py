@@ -142,7 +142,7 @@ class Batcher(Generic[Item, Result]):
         self._loop: Any = None
         self._funding = None if self._admission is None else Funding(self._admission, self._lane, self.name)
         self._lines: dict[int | None, Line] = {}
-        """By the device on which the callers hold their bytes; ``None``: they hold none."""
+        """Lines by the device on which the callers hold their bytes; ``None``: they hold none."""
         self._handle = Handler(self._function, anyio.CapacityLimiter(self._max_running), self.name)
         self._tasks: set[asyncio.Task[None]] = set()
         self._batches: dict[Call, Batch] = {}

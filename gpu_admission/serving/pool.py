@@ -34,7 +34,7 @@ class Slot:
     """A place for one instance at a time, one after the other. Only the pool changes it."""
 
     instance: Instance
-    """Of every state but ``empty`` and ``broken``."""
+    """Set in every state but ``empty`` and ``broken``."""
     state: State = "empty"
     error: Exception | None = None
     """Why the last one could not be made."""

@@ -19,7 +19,7 @@ class Run:
         self.closed_by = closed_by
         self.at = at
         self.leases = {call.lease for call in calls if call.lease is not None}
-        """Of its callers."""
+        """The leases of its callers."""
         self.rows = sum(call.rows for call in calls)
         self.size = padded(calls)
         self.device: str | None = None

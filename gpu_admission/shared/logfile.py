@@ -81,7 +81,7 @@ class LogFile:
                 path.unlink(missing_ok=True)
 
     def _numbers(self) -> list[int]:
-        """Of the files that are there, the oldest first."""
+        """Numbers of the files that are there, the oldest first."""
         names = (path.name.removeprefix(self._prefix) for path in self._folder.glob(f"{self._prefix}*"))
         return sorted(int(name) for name in names if name.isdecimal())
 

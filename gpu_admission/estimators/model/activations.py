@@ -80,7 +80,7 @@ def score_bytes(dtype: str) -> int:
 
 
 def decoder_cost(model: ModelConfig, dtype: str, attention: AttentionPath) -> LayerCost:
-    """Of the widest decoder layer, or of the encoder layers of an encoder-only model."""
+    """The cost of the widest decoder layer, or of an encoder-only model's layers."""
     cost = layer_cost(
         hidden=model.hidden_size,
         heads=model.heads,
@@ -104,7 +104,7 @@ def _scanned(model: ModelConfig) -> int:
 
 
 def encoder_cost(model: ModelConfig, dtype: str, attention: AttentionPath) -> LayerCost | None:
-    """Of an encoder layer of an encoder-decoder model; ``None`` for others."""
+    """The cost of an encoder layer of an encoder-decoder model; ``None`` for others."""
     encoder = model.encoder
     if encoder is None:
         return None

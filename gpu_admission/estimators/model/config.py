@@ -66,7 +66,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     heads: int
     """Query heads."""
     head_dim: int
-    """Of queries and keys, the widest of all layers."""
+    """Size of a head's queries and keys, the widest of all layers."""
     kv_heads: int
     """Key/value heads, the most of all layers."""
     mlp: int
@@ -79,7 +79,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str | None = None
     encoder: Encoder | None = None
     parameters: Parameters | None = None
-    """Of the decoder, where the config tells: not of encoder-decoder and recurrent models."""
+    """Parameters of the decoder, if the config says: not for encoder-decoder and recurrent models."""
     vision: Mapping[str, Any] | None = None
     """The ``vision_config`` as it is, for estimators that read images."""
 
@@ -230,7 +230,7 @@ def _crossed(keys: Keys) -> bool:
 
 
 def _decoder_first(names: tuple[str, ...], crossed: bool) -> tuple[str, ...]:
-    """Of an encoder-decoder model the plain names mean its encoder."""
+    """In an encoder-decoder model, the plain names mean its encoder."""
     return tuple(sorted(names, key=lambda name: "decoder" not in name)) if crossed else names
 
 

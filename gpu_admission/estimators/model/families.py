@@ -180,7 +180,7 @@ def runs_all_experts(model_type: str) -> bool:
 
 
 def expert_tensors(model_type: str) -> int:
-    """Of an expert's width, alive at its peak: four, and nine where gate and up are clamped first."""
+    """Tensors of an expert's width alive at its peak: four, or nine where gate and up are clamped first."""
     return 9 if model_type == "gpt_oss" else 4
 
 

@@ -23,7 +23,7 @@ class Attention(msgspec.Struct, frozen=True):
     latent: int = 0
     """Elements of the one latent vector that stands for all heads (MLA); 0 = there is none."""
     rope: int = 0
-    """Of ``latent``, the part with rotary embedding."""
+    """The part of ``latent`` with rotary embedding."""
     indexer: int = 0
     """Elements a token of the index that picks tokens (sparse attention); 0 = there is none."""
 

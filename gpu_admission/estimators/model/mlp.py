@@ -94,7 +94,7 @@ def _mixes(keys: Keys, index: int) -> bool:
 
 
 def encoder_mlp_elements(keys: Keys, model_type: str, hidden: int) -> int:
-    """Of the encoder of an encoder-decoder model."""
+    """The same for the encoder of an encoder-decoder model."""
     return _alive(keys, model_type) * (keys.size(*_ENCODER_WIDTH) or 4 * hidden)
 
 
@@ -146,7 +146,7 @@ def _shared(keys: Keys, expert: int) -> int:
 
 
 def _block_width(block: Mapping[str, Any], hidden: int) -> int:
-    """Of one block of a pruned model, which gives its width as a multiple of two thirds of hidden."""
+    """Width of one block of a pruned model, which gives it as a multiple of two thirds of hidden."""
     own = Keys([block], {})
     multiple = own.value("ffn.ffn_mult")
     if isinstance(multiple, (int, float)) and 0 < multiple < 100:

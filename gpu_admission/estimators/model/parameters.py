@@ -23,9 +23,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
     active: int
     """Parameters that a decoding step of one token reads: no input table, only the experts that run."""
     every: int
-    """Of ``total``, all but the input table: what a step reads when all experts run in it."""
+    """All of ``total`` but the input table: what a step reads when all experts run in it."""
     embeddings: int
-    """Of the input table and the output matrix, which quantised models mostly keep at 16 bits."""
+    """Parameters of input table and output matrix, which quantised models mostly keep at 16 bits."""
 
 
 def count_parameters(

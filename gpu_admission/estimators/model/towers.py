@@ -30,7 +30,7 @@ class Tower(msgspec.Struct, frozen=True, kw_only=True):
     """One tower: of patches, or where ``channels`` is not 0, convolutional. Elements and pixels."""
 
     side: int = 1
-    """Of a patch."""
+    """Side of a patch."""
     hidden: int = 0
     heads: int = 1
     inner: int = 0
@@ -116,7 +116,7 @@ def _timm(vision: Mapping[str, Any]) -> Tower:
 
 
 def _side(vision: Mapping[str, Any]) -> int:
-    """Of a patch; of a tower in stages the step of the first, which has the most."""
+    """Side of a patch; for a tower in stages, the step of the first stage, which has the most patches."""
     if vision.get("patch_stride"):
         return _number(vision, "patch_stride")
     default = _PATCH.get(str(vision.get("model_type")))
