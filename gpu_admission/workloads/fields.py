@@ -1,4 +1,4 @@
-"""A body of the user's own, described by where its fields are. Owns the paths.
+"""A user's own kind of body, described by where its fields are. Owns the paths.
 
 A path is names joined by dots: ``params.max_len``. A number picks an item of a list, and
 ``*`` every item: ``messages.*.text``.
