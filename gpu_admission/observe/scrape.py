@@ -11,10 +11,13 @@ import contextlib
 import json
 import os
 import re
+import struct
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import anyio
 
 from gpu_admission.observe.families import Families
 from gpu_admission.observe.gateway import WithGatewayNames
@@ -23,6 +26,8 @@ from gpu_admission.types import ASGIApp, Receive, Scope, Send
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
+READINGS = 10
+"""A worker that begins makes its files empty, and sizes them next: a scrape in between reads again."""
 _LIVE = re.compile(r"gauge_live[a-z]+_(\d+)\.db")
 
 
@@ -48,7 +53,12 @@ def metrics_app(*, registry: CollectorRegistry | None = None, inference_gateway:
         families.refresh()
         together = prometheus_client.CollectorRegistry()
         MultiProcessCollector(together, folder)  # type: ignore[no-untyped-call]
-        await prometheus_client.make_asgi_app(_named(together, inference_gateway))(scope, receive, send)
+        app = prometheus_client.make_asgi_app(_named(together, inference_gateway))
+        for _ in range(READINGS - 1):
+            with contextlib.suppress(struct.error):
+                return await app(scope, receive, send)
+            await anyio.sleep(0.01)
+        return await app(scope, receive, send)
 
     return all_processes
 

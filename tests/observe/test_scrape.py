@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -19,6 +21,7 @@ from gpu_admission.observe import Metrics, metrics_app
 from gpu_admission.observe.families import Families
 from gpu_admission.observe.scrape import drop_dead
 from gpu_admission.testing import Call, cost, scenario
+from tests.cases.harness import settle
 
 LOST = "gpu_admission_leases_lost_total"
 
@@ -156,3 +159,28 @@ def test_with_a_folder_for_several_processes_one_answers_for_all(
     answer = TestClient(Starlette(routes=[Mount("/", app)])).get("/").text
     assert 'gpu_admission_requests_total{budget="a",lane="default",outcome="admitted"' in answer
     assert "gpu_admission_running_requests{" not in answer
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_is_just_making_its_files_fails_no_scrape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    begun = tmp_path / "counter_1.db"
+    begun.touch()
+    call = Call(metrics_app(registry=CollectorRegistry()), method="GET", path="/")
+    async with anyio.create_task_group() as group:
+        group.start_soon(call.run)
+        await settle()
+        assert call.sent == []
+        begun.write_bytes(bytes(64))
+    assert call.status == 200
+
+
+@pytest.mark.anyio
+async def test_a_file_that_stays_unreadable_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    (tmp_path / "counter_1.db").touch()
+    call = Call(metrics_app(registry=CollectorRegistry()), method="GET", path="/")
+    await call.run()
+    assert isinstance(call.error, struct.error)
