@@ -54,11 +54,14 @@ def metrics_app(*, registry: CollectorRegistry | None = None, inference_gateway:
         together = prometheus_client.CollectorRegistry()
         MultiProcessCollector(together, folder)  # type: ignore[no-untyped-call]
         app = prometheus_client.make_asgi_app(_named(together, inference_gateway))
-        for _ in range(READINGS - 1):
-            with contextlib.suppress(struct.error):
-                return await app(scope, receive, send)
-            await anyio.sleep(0.01)
-        return await app(scope, receive, send)
+        for reading in range(1, READINGS + 1):
+            try:
+                await app(scope, receive, send)
+                return
+            except struct.error:
+                if reading == READINGS:
+                    raise
+                await anyio.sleep(0.01)
 
     return all_processes
 
