@@ -73,7 +73,10 @@ class Workers:
         self.where, self.folder, self.seconds = where, folder, seconds
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.ended_at: dict[int, float] = {}
-        """When a worker was killed: what it held until then is over."""
+        """When a worker was killed: what it held until then is over.
+
+        The moment before: others may hear of its death sooner than this process does.
+        """
         for seed in range(count):
             self.add(seed)
 
@@ -83,9 +86,9 @@ class Workers:
 
     def kill(self, seed: int) -> None:
         process = self.running.pop(seed)
+        self.ended_at[seed] = time.clock_gettime(time.CLOCK_BOOTTIME)
         process.kill()
         process.wait()
-        self.ended_at[seed] = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def wait_for_work_of(self, seed: int) -> None:
         report = self.folder / f"{seed}.txt"
@@ -117,7 +120,7 @@ class Workers:
                 open_ones[name] = open_ones.get(name, 0) + change
             left = sum(open_ones.values())
             if left:
-                changes.append((self.ended_at[seed], 0, -left))
+                changes.append((max(self.ended_at[seed], changes[-1][0]), 2, -left))
         held = most = 0
         for _, _, change in sorted(changes):
             held += change
