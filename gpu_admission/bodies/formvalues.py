@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
-from gpu_admission.bodies.longvalues import PIECE
+from gpu_admission.bodies.longvalues import PIECE, windows
 from gpu_admission.bodies.multipart import Part
 from gpu_admission.bodies.pace import give_way
 
@@ -62,17 +62,13 @@ class FormString:
         return sum(len(piece.encode()) for piece in self.pieces())
 
     def head(self, length: int) -> str:
-        longest = min(self._start + _CODED * length, self._end)
-        stop = _unit_end(self._body, self._start, longest, self._end)
+        stop = min(self._start + _CODED * length, self._end)
+        if stop < self._end:
+            stop = _unit_end(self._body, self._start, stop)
         return decoded(self._body[self._start : stop])[:length]
 
     def pieces(self) -> Iterator[str]:
-        at = self._start
-        while at < self._end:
-            stop = _unit_end(self._body, at, min(at + PIECE, self._end), self._end)
-            give_way()
-            yield decoded(self._body[at:stop])
-            at = stop
+        return map(decoded, windows(self._body, self._start, self._end, _unit_end))
 
 
 class PartString:
@@ -174,10 +170,8 @@ def decoded(raw: bytes) -> str:
     return _text(raw)
 
 
-def _unit_end(body: bytes, start: int, stop: int, end: int) -> int:
+def _unit_end(body: bytes, start: int, stop: int) -> int:
     """The last place up to ``stop`` at which neither an escape nor a raw UTF-8 character is split."""
-    if stop >= end:
-        return end
     last = body.rfind(b"%", max(start, stop - _CODED + 1), stop)
     if last > start:
         return last

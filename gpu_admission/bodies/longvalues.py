@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from gpu_admission.bodies.pace import give_way
@@ -21,6 +21,19 @@ _CODED: Final = 6
 _CHARACTER: Final = 4
 _HIGH = re.compile(rb"\\u[dD][89abAB]")
 _LOW = re.compile(rb"\\u[dD][c-fC-F]")
+
+
+def windows(body: bytes, start: int, end: int, unit_end: Callable[[bytes, int, int], int]) -> Iterator[bytes]:
+    """``body`` from ``start`` to ``end`` in pieces, other threads let in before each.
+
+    ``unit_end(body, start, stop)`` is the last place up to ``stop`` that splits no character or escape.
+    """
+    while start < end:
+        stop = start + PIECE
+        stop = end if stop >= end else unit_end(body, start, stop)
+        give_way()
+        yield body[start:stop]
+        start = stop
 
 
 class LongString:
@@ -64,13 +77,7 @@ class LongString:
 
     def _windows(self) -> Iterator[bytes]:
         """The bytes between the quotes, in pieces that split no character and no escape."""
-        at, end = self._start, self._end
-        while at < end:
-            stop = at + PIECE
-            stop = end if stop >= end else _unit_end(self._body, at, stop)
-            give_way()
-            yield self._body[at:stop]
-            at = stop
+        return windows(self._body, self._start, self._end, _unit_end)
 
 
 class LongStrings:
