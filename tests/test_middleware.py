@@ -101,7 +101,7 @@ def test_a_stack_that_is_built_again_goes_on_with_a_budget_of_plain_settings() -
 @pytest.mark.anyio
 async def test_a_stack_that_is_built_again_knows_what_work_of_the_last_one_still_holds() -> None:
     app = starlette(capacity=100, estimator=60)
-    lease = await budget_in(app.build_middleware_stack()).acquire(Estimate(60))
+    lease = await budget_in(app.build_middleware_stack()).entrance.acquire(Estimate(60))
     assert budget_in(app.build_middleware_stack()).in_use == 60
     lease.release()
 

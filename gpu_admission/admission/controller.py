@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar, Unpack, overload
 
@@ -141,13 +141,6 @@ class Admission:
 
     # doors
 
-    def acquire(self, estimate: Estimate, **asked: Unpack[Asked]) -> Coroutine[Any, Any, Lease]:
-        """A lease on ``estimate.bytes`` that only its ``release`` ends: ``lease()`` is safer.
-
-        Raises ``Rejected``, or ``ClientLeft`` after ``gone``.
-        """
-        return self.entrance.acquire(estimate, **asked)
-
     def lease(
         self,
         size: int | str,
@@ -191,14 +184,6 @@ class Admission:
         return depend
 
     # the whole
-
-    async def begin(self) -> None:
-        """Measure the capacity and begin to watch the devices: at the server's startup.
-
-        Raises ``ValueError`` under ``strict=True`` for what could then not be served: a device
-        that does not tell its memory, a setting by which a request could never fit.
-        """
-        await self.startup.begin()
 
     def resize(self, capacity: int | str) -> None:
         """Change the capacity (bytes, per device). Leases stay; those that can no longer fit are refused.

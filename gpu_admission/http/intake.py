@@ -158,7 +158,7 @@ class Intake(msgspec.Struct, eq=False):
 
     async def _unread(self) -> Lease:
         charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
-        self.body.lease = lease = await self.admission.acquire(charged, route=self.rule.route)
+        self.body.lease = lease = await self.admission.entrance.acquire(charged, route=self.rule.route)
         return lease
 
     def _too_large(self, declared: int | None) -> TooLarge:

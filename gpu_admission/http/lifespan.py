@@ -52,7 +52,7 @@ class _Starting:
     async def _begin(self) -> None:
         admission = self._admission
         try:
-            await admission.begin()
+            await admission.startup.begin()
         except ValueError as error:
             logger.error("gpu_admission %r does not start: %s", admission.settings.name, error)
             admission.startup.stop()

@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
             margin=margin,
         )
         self.allowed: list[int] = []
-        anyio.run(self.admission.begin)
+        anyio.run(self.admission.startup.begin)
         self.capacities = [device.capacity for device in self.admission.snapshot().devices]
 
     def available(self, gpu: Gpu) -> int:
@@ -144,7 +144,7 @@ class Machine(RuleBasedStateMachine):
         assert gpu.held <= limits[lease.device_index], "no more than was allowed when it was granted"
 
     async def _acquire(self, size: int) -> Lease:
-        return await self.admission.acquire(Estimate(size), timeout=0)
+        return await self.admission.entrance.acquire(Estimate(size), timeout=0)
 
     def _some_work(self, index: int) -> tuple[Gpu, Work]:
         works = [(gpu, work) for gpu in self.gpus for work in gpu.works]

@@ -57,7 +57,7 @@ class Asker:
     async def run(self, admission: Admission) -> None:
         with self.scope:
             try:
-                self.lease = await admission.acquire(Estimate(self.size), **self.how)
+                self.lease = await admission.entrance.acquire(Estimate(self.size), **self.how)
                 await self._over.wait()
             except (Rejected, ClientLeft) as error:
                 self.error = error
@@ -231,9 +231,9 @@ async def test_a_deadline_that_fails_leaves_nobody_in_line() -> None:
         raise ZeroDivisionError
 
     admission = Admission(capacity=100, estimator=1)
-    lease = await admission.acquire(Estimate(100))
+    lease = await admission.entrance.acquire(Estimate(100))
     with pytest.raises(ZeroDivisionError):
-        await admission.acquire(Estimate(100), deadline=deadline)
+        await admission.entrance.acquire(Estimate(100), deadline=deadline)
     assert admission.waiting == 0
     lease.release()
 
@@ -730,7 +730,7 @@ async def test_a_generator_that_holds_a_lease_and_is_collected_while_the_ledger_
     """The collector runs in the middle of any line; the bytes come back when the change is done."""
     async with anyio.create_task_group() as group:
         room = Room(group)
-        lease = await room.admission.acquire(Estimate(100))
+        lease = await room.admission.entrance.acquire(Estimate(100))
         waiter = await room.ask(100)
         with room.admission.locked:
             lease.release()
@@ -760,7 +760,7 @@ async def test_a_stream_that_is_left_half_read_gives_its_bytes_back() -> None:
 async def test_the_first_request_says_the_settings_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="gpu_admission"):
         admission = Admission(capacity=100, estimator=1)
-        await admission.begin()
+        await admission.startup.begin()
         for _ in range(3):
             async with admission.lease(1):
                 pass

@@ -94,7 +94,7 @@ async def test_a_request_that_had_company_is_not_measured() -> None:
     admission = Admission(capacity=1000, estimator=learned)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        other = await admission.acquire(Estimate(1))
+        other = await admission.entrance.acquire(Estimate(1))
         meter.most = 900
         other.release()
         await echo(scope, receive, send)

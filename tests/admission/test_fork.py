@@ -63,7 +63,7 @@ with installed(FakeDriver(gpu)) as fake:
 
 HAS_SERVED = """
 async def parent():
-    lease = await admission.acquire(Estimate(2**30))
+    lease = await admission.entrance.acquire(Estimate(2**30))
     before = admission.snapshot().capacity
     gpu.used += 4096 * MIB
     child(lambda: asyncio.run(serves(lease, before)))
@@ -81,7 +81,7 @@ async def serves(lease, before):
     assert len(ticking()) == 1, "and watched by a thread of its own"
     lease.release()
     assert admission.in_use == 0, "nor is it given back here"
-    assert (await admission.acquire(Estimate(snapshot.capacity))).bytes == snapshot.capacity
+    assert (await admission.entrance.acquire(Estimate(snapshot.capacity))).bytes == snapshot.capacity
 
 with installed(FakeDriver(gpu)):
     asyncio.run(parent())
@@ -90,7 +90,7 @@ with installed(FakeDriver(gpu)):
 IN_SHADOW = """
 shadow = Admission(devices=[NvmlDevice(0, env={})], estimator="1GiB", mode="shadow")
 async def hold():
-    return await shadow.acquire(Estimate(2**30))
+    return await shadow.entrance.acquire(Estimate(2**30))
 
 def measured():
     asyncio.run(hold())
@@ -109,7 +109,7 @@ with installed(FakeDriver(gpu)):
 
 STARTED_BEFORE = """
 async def start():
-    await admission.begin()
+    await admission.startup.begin()
 
 def serves():
     asyncio.run(start())
@@ -148,11 +148,11 @@ admission = Admission(capacity=100, estimator=1, shared=place, timeout=0)
 
 async def in_child():
     try:
-        await admission.acquire(Estimate(40))
+        await admission.entrance.acquire(Estimate(40))
         raise SystemExit("the parent's bytes were given out again")
     except gpu_admission.QueueTimeout:
         pass
-    lease = await admission.acquire(Estimate(30))
+    lease = await admission.entrance.acquire(Estimate(30))
     assert admission.snapshot().in_use == 100
     assert len(admission.snapshot().members) == 2
     lease.release()

@@ -129,7 +129,7 @@ async def test_m7_thousands_of_leases_that_one_collection_ends_in_the_middle_of_
     None
 ):
     admission = Admission(capacity=2**40, estimator=1)
-    cell: list[Any] = [Stream(await admission.acquire(Estimate(1000))) for _ in range(5000)]
+    cell: list[Any] = [Stream(await admission.entrance.acquire(Estimate(1000))) for _ in range(5000)]
     cell.append(cell)
     with admission.locked:
         del cell
@@ -259,7 +259,7 @@ async def test_an_observer_that_raises_what_is_no_exception_keeps_no_bytes(mode:
 
     admission = Admission(capacity=100, estimator=1, observers=[leaves], mode=mode)
     with pytest.raises(SystemExit):
-        await admission.acquire(Estimate(60))
+        await admission.entrance.acquire(Estimate(60))
     assert admission.in_use == 0
 
 
@@ -269,7 +269,7 @@ async def test_an_observer_that_raises_what_is_no_exception_keeps_no_bytes(mode:
 def test_ready_is_no_while_every_request_is_refused_for_want_of_a_capacity(by_hand: HandClock) -> None:
     card = Card(by_hand, None)
     admission = Admission(devices=[card], estimator=10)
-    asyncio.run(admission.begin())
+    asyncio.run(admission.startup.begin())
     said = readiness(admission.snapshot())
     assert (said["ready"], said["status"]) == (False, "capacity unknown")
     card.total = 100
@@ -287,7 +287,7 @@ def test_that_host_memory_stands_in_for_a_gpu_is_a_warning(
 ) -> None:
     no_gpu(monkeypatch, Card(by_hand))
     admission = Admission(estimator=10)
-    asyncio.run(admission.begin())
+    asyncio.run(admission.startup.begin())
     warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any(text.startswith("no GPU was found: no NVIDIA driver answers") for text in warned)
     assert admission.snapshot().capacity > 0
@@ -344,7 +344,7 @@ def test_the_smallest_request_of_a_picture_model_is_a_small_picture(caplog: pyte
     small = model.estimate(_asked(width=8, height=8)).bytes
     with caplog.at_level(logging.WARNING, logger="gpu_admission"):
         admission = Admission(capacity=(usual + small) // 2, estimator=model, strict=True)
-        asyncio.run(admission.begin())
+        asyncio.run(admission.startup.begin())
     assert "even the smallest request" not in caplog.text
 
 

@@ -29,7 +29,7 @@ def budget(**settings: Any) -> Admission:
 
 async def hold(admission: Admission, size: int) -> Lease:
     """A lease that no context knows, so that others are not nested in it."""
-    return await admission.acquire(Estimate(size))
+    return await admission.entrance.acquire(Estimate(size))
 
 
 def is_at_rest(admission: Admission) -> bool:

@@ -16,7 +16,7 @@ def made(**settings: Any) -> Admission:
 
 
 async def run(admission: Admission, *sizes: int) -> None:
-    leases = [await admission.acquire(Estimate(size)) for size in sizes]
+    leases = [await admission.entrance.acquire(Estimate(size)) for size in sizes]
     for lease in leases:
         lease.release()
 

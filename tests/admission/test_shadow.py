@@ -47,7 +47,7 @@ async def test_a_minute_with_requests_is_summed_up_in_one_line(
     summary: ShadowSummary, timers: list[Timer], caplog: pytest.LogCaptureFixture
 ) -> None:
     admission = Admission(capacity="20GiB", estimator=1, mode="shadow", max_waiting=0, observers=[summary])
-    leases = [await admission.acquire(Estimate(7 * 2**30)) for _ in range(3)]
+    leases = [await admission.entrance.acquire(Estimate(7 * 2**30)) for _ in range(3)]
     for lease in leases:
         lease.release()
     (timer,) = timers

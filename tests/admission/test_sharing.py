@@ -44,7 +44,7 @@ class Pair:
 
     async def __aenter__(self) -> Pair:
         for each in self.both:
-            await each.begin()
+            await each.startup.begin()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -73,16 +73,16 @@ async def test_what_one_process_holds_is_not_free_in_another(place: str) -> None
     async with pair(place) as (first, second):
         async with first.lease(70):
             with pytest.raises(QueueTimeout, match="timeout=0"):
-                await second.acquire(Estimate(40), timeout=0)
+                await second.entrance.acquire(Estimate(40), timeout=0)
             assert second.snapshot().in_use == 70
-        (await second.acquire(Estimate(100))).release()
+        (await second.entrance.acquire(Estimate(100))).release()
         await until_told(first, second)
         assert first.snapshot().in_use == 0
 
 
 async def test_bytes_given_back_in_one_process_start_a_request_of_another(place: str) -> None:
     async with pair(place) as (first, second), anyio.create_task_group() as group:
-        lease = await first.acquire(Estimate(70))
+        lease = await first.entrance.acquire(Estimate(70))
 
         async def wait() -> None:
             async with second.lease(40) as late:
@@ -115,12 +115,12 @@ async def test_the_snapshot_says_who_holds_what(place: str) -> None:
 async def test_refusals_are_those_of_a_budget_of_ones_own(place: str) -> None:
     async with pair(place, max_waiting=1) as (first, second), anyio.create_task_group() as group:
         with pytest.raises(TooLarge, match="capacity=100 B"):
-            await second.acquire(Estimate(101))
-        lease = await first.acquire(Estimate(100))
-        group.start_soon(first.acquire, Estimate(100))
+            await second.entrance.acquire(Estimate(101))
+        lease = await first.entrance.acquire(Estimate(100))
+        group.start_soon(first.entrance.acquire, Estimate(100))
         await until_waiting(first, 1)
         with pytest.raises(QueueFull, match="max_waiting=1"):
-            await second.acquire(Estimate(10))
+            await second.entrance.acquire(Estimate(10))
         group.cancel_scope.cancel()
     lease.release()
 
@@ -128,12 +128,12 @@ async def test_refusals_are_those_of_a_budget_of_ones_own(place: str) -> None:
 async def test_a_client_that_leaves_gives_its_place_up_in_every_process(place: str) -> None:
     async with pair(place) as (first, second):
         left = anyio.Event()
-        lease = await first.acquire(Estimate(100))
+        lease = await first.entrance.acquire(Estimate(100))
         async with anyio.create_task_group() as group:
 
             async def ask() -> None:
                 with pytest.raises(ClientLeft):
-                    await second.acquire(Estimate(10), gone=left.wait)
+                    await second.entrance.acquire(Estimate(10), gone=left.wait)
 
             group.start_soon(ask)
             await until_waiting(first, 1)
@@ -144,9 +144,9 @@ async def test_a_client_that_leaves_gives_its_place_up_in_every_process(place: s
 
 async def test_a_cancelled_request_leaves_nothing_behind(place: str) -> None:
     async with pair(place) as (first, second):
-        lease = await first.acquire(Estimate(100))
+        lease = await first.entrance.acquire(Estimate(100))
         with anyio.move_on_after(0.05):
-            await second.acquire(Estimate(10))
+            await second.entrance.acquire(Estimate(10))
         assert first.snapshot().waiting == 0
         lease.release()
         assert first.snapshot().in_use == second.snapshot().in_use == 0
@@ -154,11 +154,11 @@ async def test_a_cancelled_request_leaves_nothing_behind(place: str) -> None:
 
 async def test_draining_a_process_refuses_there_and_leaves_the_others_alone(place: str) -> None:
     async with pair(place) as (first, second), anyio.create_task_group() as group:
-        lease = await second.acquire(Estimate(100))
+        lease = await second.entrance.acquire(Estimate(100))
 
         async def ask() -> None:
             with pytest.raises(Unavailable, match=r"drain\(\) was called"):
-                await first.acquire(Estimate(10))
+                await first.entrance.acquire(Estimate(10))
 
         group.start_soon(ask)
         await until_waiting(second, 1)
@@ -169,12 +169,12 @@ async def test_draining_a_process_refuses_there_and_leaves_the_others_alone(plac
         assert first.snapshot().draining
         assert not second.snapshot().draining
         lease.release()
-        (await second.acquire(Estimate(100))).release()
+        (await second.entrance.acquire(Estimate(100))).release()
 
 
 async def test_a_process_that_ends_while_it_holds_bytes_leaves_with_the_last_of_them(place: str) -> None:
     async with pair(place) as (first, second):
-        lease = await first.acquire(Estimate(70))
+        lease = await first.entrance.acquire(Estimate(70))
         await first.aclose()
         assert second.snapshot().in_use == 70
         lease.release()
@@ -187,7 +187,7 @@ async def test_a_process_that_ends_while_it_holds_bytes_leaves_with_the_last_of_
 async def test_a_new_capacity_is_in_force_in_every_process(place: str) -> None:
     async with pair(place) as (first, second):
         first.resize(200)
-        (await second.acquire(Estimate(150))).release()
+        (await second.entrance.acquire(Estimate(150))).release()
         assert second.snapshot().capacity == 200
 
 
@@ -241,10 +241,10 @@ def hub(**settings: Any) -> MemoryHub:
 async def test_while_the_budget_is_away_one_waits_until_its_timeout_and_is_refused_with_503() -> None:
     log = MemoryLog(hub())
     async with Pair(on(log), on(None)) as (admission, _):
-        lease = await admission.acquire(Estimate(10))
+        lease = await admission.entrance.acquire(Estimate(10))
         log.cut()
         with pytest.raises(Unavailable, match="the memory log was cut off") as refused:
-            await admission.acquire(Estimate(10), timeout=0.05)
+            await admission.entrance.acquire(Estimate(10), timeout=0.05)
         assert refused.value.reason == "budget_unreachable"
         admission.entrance.refused(refused.value)
         assert refused.value.status == 503
@@ -279,7 +279,7 @@ async def test_a_share_is_granted_by_oneself_while_the_budget_is_away() -> None:
         log.cut()
         async with admission.lease(25):
             with pytest.raises(Unavailable, match=r"shared_fallback=0\.25"):
-                await admission.acquire(Estimate(1), timeout=0)
+                await admission.entrance.acquire(Estimate(1), timeout=0)
             log.mend()
             assert admission.snapshot().in_use == 25
         assert admission.snapshot().in_use == 0
@@ -308,7 +308,7 @@ async def test_one_that_is_cancelled_before_its_grant_came_back_holds_nothing() 
     async with Pair(on(log), on(None)) as (admission, _):
         log.deliver()
         with anyio.move_on_after(0.02):
-            await admission.acquire(Estimate(10))
+            await admission.entrance.acquire(Estimate(10))
         log.deliver()
         log.deliver()
         assert admission.snapshot().in_use == 0
@@ -322,7 +322,7 @@ async def test_a_place_that_others_may_use_is_refused_at_the_start(tmp_path: Pat
     open_to_all.mkdir(mode=0o755)
     open_to_all.chmod(0o755)
     with pytest.raises(ValueError, match="shared="):
-        await on(str(open_to_all)).begin()
+        await on(str(open_to_all)).startup.begin()
 
 
 @pytest.mark.parametrize(
@@ -393,10 +393,10 @@ async def test_a_measured_capacity_is_the_devices_whatever_each_process_has_load
     mine, theirs = FakeDevice(80, ours=8, name="card"), FakeDevice(80, foreign=8, ours=10, name="card")
     first = on(place, devices=[mine], capacity=None, margin=0)
     second = on(place, devices=[theirs], capacity=None, margin=0)
-    await first.begin()
+    await first.startup.begin()
     assert first.snapshot().capacity == 72
     mine.foreign = 10  # the second has loaded its model
-    await second.begin()
+    await second.startup.begin()
     assert first.snapshot().capacity == second.snapshot().capacity == 80 - 8 - 10
 
     async with first.lease(30):
@@ -439,12 +439,12 @@ async def test_a_guard_that_closes_in_one_process_is_named_by_the_others(place: 
     guard = Closed()
     first, second = on(place, guards=(guard,)), on(place)
     async with Pair(first, second), anyio.create_task_group() as group:
-        held = await second.acquire(Estimate(70))
+        held = await second.entrance.acquire(Estimate(70))
         refused: list[Unavailable] = []
 
         async def wait() -> None:
             with pytest.raises(Unavailable) as said:
-                await second.acquire(Estimate(70))
+                await second.entrance.acquire(Estimate(70))
             refused.append(said.value)
 
         group.start_soon(wait)
@@ -457,10 +457,10 @@ async def test_a_guard_that_closes_in_one_process_is_named_by_the_others(place: 
         assert (refused[0].reason, refused[0].status) == ("gpu_unavailable", 503)
         assert "guard 'mine' lets nothing start: the fan is broken" in refused[0].detail
         with pytest.raises(Unavailable, match="in another process of the shared budget"):
-            await second.acquire(Estimate(10))
+            await second.entrance.acquire(Estimate(10))
         guard.is_closed = False
         await anyio.to_thread.run_sync(first.monitor.review, 0)
-        (await second.acquire(Estimate(10))).release()
+        (await second.entrance.acquire(Estimate(10))).release()
         held.release()
 
 
@@ -468,7 +468,7 @@ async def test_a_process_leaves_at_the_servers_shutdown_and_comes_back_with_its_
     place: str,
 ) -> None:
     async with pair(place) as (first, second):
-        lease = await first.acquire(Estimate(30))
+        lease = await first.entrance.acquire(Estimate(30))
         await first.locked.rest()
         assert len(second.snapshot().members) == 2, "its work runs on"
         lease.release()

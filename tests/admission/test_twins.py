@@ -20,7 +20,7 @@ from gpu_admission.devices import FixedDevice
 logging.basicConfig(stream=sys.stdout)
 settings = {"capacity": 100, "estimator": 1, "name": sys.argv[1]}
 admission = Admission(**settings, **({"shared": sys.argv[2]} if len(sys.argv) > 2 else {}))
-asyncio.run(admission.begin())
+asyncio.run(admission.startup.begin())
 print("begun", flush=True)
 sys.stdin.read()
 """

@@ -526,7 +526,7 @@ async def test_a_watchdog_feeds_the_guards_before_any_client_notices(
 
     await watch_once(admission, probe, device=1)
     assert [device.closed_by for device in admission.snapshot().devices] == [None, closed_by]
-    lease = await admission.acquire(Estimate(1))
+    lease = await admission.entrance.acquire(Estimate(1))
     assert lease.device == "a"
     lease.release()
 
@@ -552,6 +552,6 @@ async def test_a_lease_at_the_model_call_hears_the_same(by_hand: HandClock) -> N
             await scene.admission.lease(1).__aenter__()
         assert (no.value.status_code, no.value.reason) == (503, "gpu_unavailable")
         await cooled(scene, by_hand)
-        trial = await scene.admission.acquire(Estimate(1))
+        trial = await scene.admission.entrance.acquire(Estimate(1))
         refused(await scene.run())
         trial.release()

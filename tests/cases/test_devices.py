@@ -415,7 +415,7 @@ async def test_the_lease_is_in_the_scope_and_names_its_device(by_hand: HandClock
         await answer(send)
 
     async with scenario(app, devices=[Card(by_hand, name="a"), Card(by_hand, name="b")]) as scene:
-        other = await scene.admission.acquire(Estimate(60))
+        other = await scene.admission.entrance.acquire(Estimate(60))
         await scene.run(cost=60)
         other.release()
     assert seen == [("b", 1)]
@@ -441,7 +441,7 @@ async def test_on_device_makes_the_leases_device_the_current_one_of_this_thread(
     cards = [Card(by_hand, name=f"card {n}", torch_name=f"cuda:{n}") for n in range(2)]
     admission = Admission(capacity=100, devices=cards, estimator=1)
     async with admission.lease(60):
-        lease = await admission.acquire(Estimate(60))
+        lease = await admission.entrance.acquire(Estimate(60))
         with lease.on_device():
             assert entered == [1]
         lease.release()
@@ -475,7 +475,7 @@ async def test_bl_33_health_answers_whatever_is_full_or_closed(by_hand: HandCloc
         await call.run()
         return call
 
-    lease = await admission.acquire(Estimate(100))
+    lease = await admission.entrance.acquire(Estimate(100))
     async with anyio.create_task_group() as group:
         waiting = Call(app, path="/api/work")
         group.start_soon(waiting.run)

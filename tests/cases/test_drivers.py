@@ -58,9 +58,9 @@ async def test_n19_a_lease_is_not_foreign_memory_where_ours_is_told_as_0(
     admission = Admission(
         devices=[Told(by_hand, facts)], capacity="100%", margin=0, estimator=Constant(GIB), guards=None
     )
-    await admission.begin()
+    await admission.startup.begin()
     assert admission.snapshot().capacity == 60 * GIB
-    lease = await admission.acquire(Estimate(30 * GIB))
+    lease = await admission.entrance.acquire(Estimate(30 * GIB))
     lent = 30
     look(admission, 3)
     assert admission.snapshot().available == 30 * GIB
@@ -81,7 +81,7 @@ async def test_n20_more_free_than_there_is_gives_no_more_than_the_share_and_says
         devices=[Told(by_hand, lambda: facts)], capacity="85%", estimator=Constant(GIB), guards=None
     )
     with caplog.at_level(logging.WARNING, logger="gpu_admission"):
-        await admission.begin()
+        await admission.startup.begin()
         look(admission, 3)
     snapshot = admission.snapshot()
     assert 0 < snapshot.capacity <= 0.85 * 67_076_000_000
@@ -136,7 +136,7 @@ async def test_n34_a_measured_capacity_stays_within_the_limit_of_an_mps_client(b
     admission = Admission(
         devices=[Told(by_hand, lambda: facts)], capacity="100%", margin=0, estimator=Constant(1), guards=None
     )
-    await admission.begin()
+    await admission.startup.begin()
     assert admission.snapshot().capacity == 4710 * 2**20 - GIB
 
 
@@ -151,7 +151,7 @@ async def test_n21_capacity_follows_foreign_memory_up_once_it_is_confirmed(by_ha
     admission = Admission(
         devices=[Told(by_hand, facts)], capacity="100%", margin=0, estimator=Constant(GIB), guards=None
     )
-    await admission.begin()
+    await admission.startup.begin()
     assert admission.snapshot().ceiling == 50 * GIB
     foreign = 0
     look(admission)
@@ -166,7 +166,7 @@ async def test_n21_capacity_follows_foreign_memory_up_once_it_is_confirmed(by_ha
 async def test_a_capacity_that_was_set_by_hand_does_not_grow(by_hand: HandClock) -> None:
     facts = {"total": 80 * GIB, "free": 72 * GIB, "used": 8 * GIB, "ours": 8 * GIB}
     admission = Admission(devices=[Told(by_hand, lambda: facts)], estimator=Constant(GIB))
-    await admission.begin()
+    await admission.startup.begin()
     admission.resize("10GiB")
     look(admission, 3)
     assert admission.snapshot().capacity == 10 * GIB

@@ -619,7 +619,7 @@ async def test_f4_a_guard_that_closes_is_heard_while_an_estimator_is_awaited(mon
         async with anyio.create_task_group() as group:
             group.start_soon(call.run)
             await asked.wait()
-            running = await admission.acquire(Estimate(1))
+            running = await admission.entrance.acquire(Estimate(1))
             running.finish(RuntimeError("CUDA error: an illegal memory access was encountered"))
     assert (call.status, call.problem()["reason"]) == (503, "gpu_unavailable")
 

@@ -196,7 +196,7 @@ async def test_bl_40_when_the_client_of_the_head_leaves_those_behind_it_start_at
 
         async def client() -> None:
             try:
-                await bench.admission.acquire(Estimate(80), gone=left.wait)
+                await bench.admission.entrance.acquire(Estimate(80), gone=left.wait)
             except Exception as error:
                 outcome.append(error)
 

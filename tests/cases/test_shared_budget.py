@@ -40,9 +40,9 @@ def on(server: Server, **settings: object) -> Admission:
 async def begun(*admissions: Admission) -> AsyncIterator[None]:
     """All take part, and a new log grants."""
     for admission in admissions:
-        await admission.begin()
+        await admission.startup.begin()
     try:
-        (await admissions[0].acquire(Estimate(1))).release()
+        (await admissions[0].entrance.acquire(Estimate(1))).release()
         yield
     finally:
         with anyio.CancelScope(shield=True):
@@ -61,7 +61,7 @@ async def until(holds: Callable[[], bool], seconds: float = 8.0) -> float:
 
 async def refused(admission: Admission, size: int, timeout: float) -> Rejected | None:
     try:
-        (await admission.acquire(Estimate(size), timeout=timeout)).release()
+        (await admission.entrance.acquire(Estimate(size), timeout=timeout)).release()
     except Rejected as rejected:
         return rejected
     return None
@@ -70,14 +70,14 @@ async def refused(admission: Admission, size: int, timeout: float) -> Rejected |
 async def test_n_24_what_was_evicted_is_not_known_and_never_taken_for_empty(server: Server) -> None:
     first, second = on(server), on(server)
     async with begun(first, second):
-        held = await first.acquire(Estimate(60))
+        held = await first.entrance.acquire(Estimate(60))
         server.do("FLUSHALL")
         end = time.monotonic() + TTL
         while time.monotonic() < end:
             assert await refused(second, 60, 0.1) is not None
         await until(lambda: second.snapshot().in_use == 60)
         held.release()
-        late = await second.acquire(Estimate(60))
+        late = await second.entrance.acquire(Estimate(60))
         await until(lambda: first.snapshot().in_use == 60)
         late.release()
 
@@ -99,7 +99,7 @@ async def test_n_25_after_a_failover_nothing_hangs_and_the_new_master_is_used_wi
 ) -> None:
     admission = on(server, shared_fallback=0.25)
     async with begun(admission):
-        held = await admission.acquire(Estimate(50))
+        held = await admission.entrance.acquire(Estimate(50))
         made = int(server.client().info()["total_connections_received"])
         server.do("REPLICAOF", "127.0.0.1", "1")  # it answers, and refuses to write
         await until(lambda: admission.snapshot().away is not None)
@@ -107,7 +107,7 @@ async def test_n_25_after_a_failover_nothing_hangs_and_the_new_master_is_used_wi
         for _ in range(10):
             started = time.monotonic()
             try:
-                taken.append(await admission.acquire(Estimate(10), timeout=0.1))
+                taken.append(await admission.entrance.acquire(Estimate(10), timeout=0.1))
             except Unavailable as rejected:
                 reasons.add(rejected.reason)
             assert time.monotonic() - started < 2.0
@@ -116,7 +116,7 @@ async def test_n_25_after_a_failover_nothing_hangs_and_the_new_master_is_used_wi
         server.do("REPLICAOF", "NO", "ONE")
         assert await until(lambda: admission.snapshot().away is None) < 5.0
         await until(lambda: admission.snapshot().in_use == 70)
-        (await admission.acquire(Estimate(30))).release()
+        (await admission.entrance.acquire(Estimate(30))).release()
         assert int(server.client().info()["total_connections_received"]) - made < 40
         for lease in (held, *taken):
             lease.release()
@@ -128,7 +128,7 @@ async def test_bl_58_a_server_that_is_away_is_a_refusal_in_time_and_comes_back(
 ) -> None:
     admission = on(server)
     async with begun(admission):
-        held = await admission.acquire(Estimate(60))
+        held = await admission.entrance.acquire(Estimate(60))
         server.kill()
         await until(lambda: admission.snapshot().away is not None)
         started = time.monotonic()
@@ -141,7 +141,7 @@ async def test_bl_58_a_server_that_is_away_is_a_refusal_in_time_and_comes_back(
         held.release()  # while it can't be told
         server.start()
         assert await until(lambda: admission.snapshot().away is None) < 5.0
-        (await admission.acquire(Estimate(100))).release()
+        (await admission.entrance.acquire(Estimate(100))).release()
         await until(lambda: admission.snapshot().in_use == 0)
 
 
@@ -149,7 +149,7 @@ async def test_bl_59_a_server_without_its_script_cache_goes_on_as_before(server:
     admission = on(server)
     async with begun(admission):
         server.do("SCRIPT", "FLUSH")
-        (await admission.acquire(Estimate(100), timeout=1.0)).release()
+        (await admission.entrance.acquire(Estimate(100), timeout=1.0)).release()
         assert "evalsha" not in server.client().info("commandstats")
 
 
@@ -172,9 +172,9 @@ async def test_bl_63_a_client_that_leaves_while_its_ask_is_on_the_wire_leaks_not
     async with begun(admission):
         for turn in range(100):
             with anyio.move_on_after(turn % 5 / 10_000):
-                (await admission.acquire(Estimate(60))).release()
+                (await admission.entrance.acquire(Estimate(60))).release()
         await until(lambda: admission.snapshot().in_use == 0)
-        (await admission.acquire(Estimate(100))).release()
+        (await admission.entrance.acquire(Estimate(100))).release()
 
 
 HOLDS = """
@@ -206,7 +206,7 @@ async def test_bl_64_bytes_of_a_blocked_worker_stay_and_of_a_killed_one_come_bac
         worker.kill()
         worker.wait()
         worker.stdout.close()
-        (await admission.acquire(Estimate(100), timeout=4 * TTL)).release()
+        (await admission.entrance.acquire(Estimate(100), timeout=4 * TTL)).release()
 
 
 async def test_bl_64_a_lost_lease_is_counted_and_its_late_end_frees_nothing(
@@ -214,14 +214,14 @@ async def test_bl_64_a_lost_lease_is_counted_and_its_late_end_frees_nothing(
 ) -> None:
     first, second = on(server), on(server)
     async with begun(first, second):
-        held = await first.acquire(Estimate(60))
+        held = await first.entrance.acquire(Estimate(60))
         lost: SharedLedger = first.locked._shared  # type: ignore[attr-defined]
         await until(lambda: len(second.snapshot().members) == 2)
         from gpu_admission import cli
 
         assert await anyio.to_thread.run_sync(cli.main, ["budget", "evict", lost.member, server.address]) == 0
         await until(lambda: lost.leases_lost == 1)
-        other = await second.acquire(Estimate(40))
+        other = await second.entrance.acquire(Estimate(40))
         held.release()
         held.release()
         await until(lambda: second.snapshot().in_use == 40)

@@ -138,7 +138,7 @@ async def scene(service: Service, group: anyio.abc.TaskGroup) -> dict[str, Any]:
 
 async def main() -> None:
     service = Service()
-    await service.admission.begin()
+    await service.admission.startup.begin()
     async with anyio.create_task_group() as group:
         told = await scene(service, group)
     await service.admission.aclose()

@@ -30,7 +30,7 @@ def watched(**settings: Any) -> Admission:
 
 async def hold(admission: Admission, size: int) -> Any:
     """A lease that no context knows."""
-    return await admission.acquire(Estimate(size), timeout=0)
+    return await admission.entrance.acquire(Estimate(size), timeout=0)
 
 
 def end(kind: Any = "ok") -> Outcome:
@@ -62,7 +62,7 @@ async def test_a_capacity_is_measured_once_and_every_term_is_logged(
     assert admission.snapshot().capacity == 0
     with caplog.at_level(logging.INFO, "gpu_admission"):
         for _ in range(3):
-            await admission.begin()
+            await admission.startup.begin()
     assert admission.snapshot().capacity == int((1000 - 20 - 100 - 200) * 0.9)
     assert caplog.text.count("total") == len(card.reads) == 1
     assert (
@@ -84,7 +84,7 @@ async def test_shares_margin_and_overcommit_make_the_capacity(
     by_hand: HandClock, settings: dict[str, Any], capacity: int
 ) -> None:
     admission = watched(devices=[Card(by_hand, 1000)], **settings)
-    await admission.begin()
+    await admission.startup.begin()
     assert admission.snapshot().capacity == capacity
 
 
@@ -95,7 +95,7 @@ async def test_overcommit_and_margin_hold_for_a_capacity_in_bytes_too(by_hand: H
 async def test_overcommit_is_guarded_by_the_watermark(by_hand: HandClock) -> None:
     card = Card(by_hand, 1000, cache=0)
     admission = watched(devices=[card], overcommit=2.0, margin=0)
-    await admission.begin()
+    await admission.startup.begin()
     one = await hold(admission, 900)
     card.filled = 400
     look(admission, 2)
@@ -152,7 +152,7 @@ async def test_two_names_of_one_device_are_found_out_when_it_is_read(by_hand: Ha
     one, other = Card(by_hand, name="cuda:0"), Card(by_hand, name="GPU-1")
     admission = watched(devices=[one, other], margin=0)
     one.key = other.key = "GPU-1234"
-    await admission.begin()
+    await admission.startup.begin()
     assert admission.snapshot().capacity == 100
     assert admission.snapshot().devices[1].reason == "GPU-1 and cuda:0 are the same device: name it once"
 
@@ -165,7 +165,7 @@ async def test_without_devices_the_first_that_is_found_is_metered(
     admission = watched()
     assert admission.snapshot().devices[0].name == "device"
     with caplog.at_level(logging.INFO, "gpu_admission"):
-        await admission.begin()
+        await admission.startup.begin()
     assert [device.name for device in admission.snapshot().devices] == ["first"]
     assert "less a margin of 10% [CUDA shows two]" in caplog.text
     assert admission.snapshot().capacity == 90
@@ -173,7 +173,7 @@ async def test_without_devices_the_first_that_is_found_is_metered(
 
 async def test_what_this_machine_has_is_found(by_hand: HandClock) -> None:
     admission = watched()
-    await admission.begin()
+    await admission.startup.begin()
     (device,) = admission.snapshot().devices
     assert device.name == found_devices().devices[0].name
     assert device.capacity > 0
@@ -182,7 +182,7 @@ async def test_what_this_machine_has_is_found(by_hand: HandClock) -> None:
 async def test_a_capacity_that_was_set_by_hand_is_not_measured(by_hand: HandClock) -> None:
     admission = watched(devices=[Card(by_hand, 1000)])
     admission.resize(70)
-    await admission.begin()
+    await admission.startup.begin()
     assert admission.snapshot().capacity == 70
     (await hold(admission, 70)).release()
     nameless = watched()
@@ -244,7 +244,7 @@ async def enforced(admission: Admission) -> None:
 
 
 async def started(admission: Admission) -> None:
-    await admission.begin()
+    await admission.startup.begin()
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ async def test_switched_off_nothing_is_read(by_hand: HandClock) -> None:
     card = Card(by_hand)
     for settings in ({"capacity": 100}, {}):
         admission = watched(devices=[card], mode="off", **settings)
-        await admission.begin()
+        await admission.startup.begin()
     assert admission.monitor.readings is not None
     assert admission.monitor.readings._stop is None
     lease = await hold(admission, 1000)
@@ -283,16 +283,16 @@ async def test_switched_off_nothing_is_read(by_hand: HandClock) -> None:
 
 async def test_strict_raises_what_could_not_be_served(by_hand: HandClock) -> None:
     with pytest.raises(ValueError, match=r"can't be measured on card: the driver is gone.*\(strict=True\)"):
-        await watched(devices=[Card(by_hand, None)], strict=True).begin()
+        await watched(devices=[Card(by_hand, None)], strict=True).startup.begin()
     with pytest.raises(ValueError, match=r"even the smallest request needs 95 B.*\(strict=True\)"):
-        await watched(devices=[Card(by_hand, 100)], estimator=95, strict=True).begin()
-    await watched(devices=[Card(by_hand, 100)], estimator=90, strict=True).begin()
-    await watched(devices=[Card(by_hand, None)], strict=True, mode="off").begin()
+        await watched(devices=[Card(by_hand, 100)], estimator=95, strict=True).startup.begin()
+    await watched(devices=[Card(by_hand, 100)], estimator=90, strict=True).startup.begin()
+    await watched(devices=[Card(by_hand, None)], strict=True, mode="off").startup.begin()
 
 
 async def test_measuring_is_off_the_event_loop(by_hand: HandClock) -> None:
     card = Card(by_hand)
-    await watched(devices=[card]).begin()
+    await watched(devices=[card]).startup.begin()
     assert card.reads == ["gpu-admission-card"]
 
 
@@ -329,7 +329,7 @@ async def test_a_request_above_the_ceiling_waits_and_is_not_too_large(by_hand: H
 
 
 async def hold_and_release(admission: Admission, size: int) -> None:
-    (await admission.acquire(Estimate(size))).release()
+    (await admission.entrance.acquire(Estimate(size))).release()
 
 
 async def test_a_guard_that_fails_has_no_say_and_is_logged_once(
@@ -646,9 +646,9 @@ async def test_readings_run_from_start_to_stop_and_again() -> None:
     admission = watched(devices=[FixedDevice(100)])
     assert ticking() == []
     for _ in range(2):
-        await admission.begin()
+        await admission.startup.begin()
         (thread,) = ticking()
-        await admission.begin()
+        await admission.startup.begin()
         assert ticking() == [thread]
         admission.startup.stop()
         await anyio.to_thread.run_sync(thread.join, 30)
@@ -678,7 +678,7 @@ async def test_what_the_loop_reads_comes_into_force_by_itself() -> None:
 
     admission = watched(capacity=100, devices=[FixedDevice(100)], guards=[Opening()])
     async with anyio.create_task_group() as group:
-        await admission.begin()
+        await admission.startup.begin()
         await anyio.to_thread.run_sync(closed.wait, 30)
         group.start_soon(hold_and_release, admission, 50)
         opened.set()
@@ -688,7 +688,7 @@ async def test_what_the_loop_reads_comes_into_force_by_itself() -> None:
 
 async def test_without_devices_there_is_nothing_to_stop() -> None:
     admission = watched(capacity=100)
-    await admission.begin()
+    await admission.startup.begin()
     await admission.aclose()
     assert ticking() == []
 

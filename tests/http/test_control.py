@@ -38,7 +38,7 @@ async def post(admission: Admission, path: str, body: bytes | None = b"") -> int
 @pytest.mark.parametrize("pattern", CONTROL_PATHS)
 async def test_n_03_a_call_that_steers_the_server_passes_a_full_budget(pattern: str) -> None:
     admission = budget(estimator=Constant(60))
-    held = await admission.acquire(Estimate(100))
+    held = await admission.entrance.acquire(Estimate(100))
     path = pattern.replace("*", "r_1")
     assert await post(admission, path, b'{"model": "m", "prompt": "x"}') == 200
     assert await post(admission, path) == 200
@@ -49,9 +49,9 @@ async def test_n_03_a_call_that_steers_the_server_passes_a_full_budget(pattern: 
 @pytest.mark.parametrize("path", ["/interrupt", "/free", "/queue", "/v1/responses/r_1/cancel", "/stop/it"])
 async def test_n_03_a_request_without_a_body_that_no_dialect_reads_asks_for_nothing(path: str) -> None:
     admission = budget(max_waiting=1, timeout=10)
-    held = await admission.acquire(Estimate(100))
+    held = await admission.entrance.acquire(Estimate(100))
     async with anyio.create_task_group() as group:
-        group.start_soon(admission.acquire, Estimate(100))
+        group.start_soon(admission.entrance.acquire, Estimate(100))
         await settle()
         assert await post(admission, path) == 200, "also where the queue is full"
         group.cancel_scope.cancel()
@@ -71,7 +71,7 @@ async def test_what_an_estimator_charges_without_a_body_is_charged() -> None:
     for estimator in (Constant(60), lambda info: 60):
         admission = budget(estimator=estimator)
         assert await post(admission, "/mine") == 200
-        held = await admission.acquire(Estimate(100))
+        held = await admission.entrance.acquire(Estimate(100))
         assert await post(admission, "/mine") == 429
         held.release()
 
@@ -105,7 +105,7 @@ def line(admission: Admission) -> str:
 
 async def test_a_client_cannot_make_its_work_a_control_call() -> None:
     admission = budget(estimator=Constant(60))
-    held = await admission.acquire(Estimate(100))
+    held = await admission.entrance.acquire(Estimate(100))
     for path in ("/v1/completions/free", "/x/interrupt", "/freeze", "/interrupt/x", "/v1/completions"):
         assert await post(admission, path, b"{}") == 429, path
     held.release()
@@ -118,10 +118,10 @@ async def test_a_stop_call_is_answered_while_a_hundred_wait() -> None:
 
 async def stopped_in() -> float:
     admission = budget(max_waiting=100, timeout=60)
-    held = await admission.acquire(Estimate(100))
+    held = await admission.entrance.acquire(Estimate(100))
     async with anyio.create_task_group() as group:
         for _ in range(100):
-            group.start_soon(admission.acquire, Estimate(100))
+            group.start_soon(admission.entrance.acquire, Estimate(100))
         await settle()
         assert admission.waiting == 100
         began = time.perf_counter()

@@ -36,7 +36,7 @@ def admission(**options: Any) -> Admission:
 
 
 async def work(admission: Admission, size: int, seconds: float) -> None:
-    lease = await admission.acquire(Estimate(size))
+    lease = await admission.entrance.acquire(Estimate(size))
     await anyio.sleep(seconds)
     lease.release()
 
@@ -52,7 +52,7 @@ async def refused_after(asking: Callable[[], Awaitable[object]]) -> tuple[float,
 def asking(
     admission: Admission, size: int, deadline: float | None, **more: Any
 ) -> Callable[[], Awaitable[object]]:
-    return lambda: admission.acquire(Estimate(size), deadline=lambda: deadline, **more)
+    return lambda: admission.entrance.acquire(Estimate(size), deadline=lambda: deadline, **more)
 
 
 async def test_a_deadline_ends_the_wait_by_itself_while_nothing_else_happens() -> None:
@@ -131,7 +131,7 @@ async def test_a_deadline_is_for_the_wait_and_not_for_the_work() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(work, room, 100, 5.0)
         await anyio.sleep(1)
-        lease = await room.acquire(Estimate(50), deadline=lambda: 10.0)
+        lease = await room.entrance.acquire(Estimate(50), deadline=lambda: 10.0)
         assert lease.waited == pytest.approx(4.0)
         await anyio.sleep(1000)
         assert not lease.ended
@@ -145,7 +145,7 @@ async def test_when_a_head_gives_up_the_next_one_starts_at_that_moment() -> None
         await anyio.sleep(1)
         group.start_soon(refused_after, asking(room, 90, 7.0))
         await anyio.sleep(1)
-        lease = await room.acquire(Estimate(40))
+        lease = await room.entrance.acquire(Estimate(40))
         assert lease.waited == pytest.approx(6.0)
         group.cancel_scope.cancel()
 
@@ -190,7 +190,7 @@ async def test_whoever_would_wait_too_long_is_refused_at_arrival_where_that_is_a
         assert waited == 0.0
         assert refused.reason == "deadline"
         assert "exceeds deadline=20 s (refuse_early=True)" in refused.detail
-        lease = await room.acquire(Estimate(50), deadline=lambda: 120.0)
+        lease = await room.entrance.acquire(Estimate(50), deadline=lambda: 120.0)
         assert 40 < lease.waited < 80
         lease.release()
 
@@ -222,7 +222,7 @@ async def test_while_nothing_is_known_of_the_wait_nobody_is_refused_early() -> N
     async with anyio.create_task_group() as group:
         group.start_soon(work, room, 100, 8.0)
         await anyio.sleep(1)
-        lease = await room.acquire(Estimate(50), deadline=lambda: 10.0)
+        lease = await room.entrance.acquire(Estimate(50), deadline=lambda: 10.0)
         assert lease.waited == pytest.approx(7.0)
         lease.release()
 

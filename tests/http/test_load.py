@@ -85,7 +85,7 @@ async def test_a_closed_or_drained_budget_is_full() -> None:
     budget = Admission(
         capacity="100%", margin=0, devices=[device], estimator=cost, load_header=True, timeout=0
     )
-    await budget.begin()
+    await budget.startup.begin()
     device.foreign = 100 * 2**30
     look(budget)
     refused = Call(GPUAdmission(working, admission=budget), cost=10)
@@ -104,8 +104,8 @@ async def test_a_closed_or_drained_budget_is_full() -> None:
 async def test_a_guard_that_lowers_the_ceiling_makes_the_budget_fuller() -> None:
     device = FakeDevice("100GiB")
     budget = Admission(capacity="100%", margin=0, devices=[device], estimator=cost, load_header=True)
-    await budget.begin()
-    lease = await budget.acquire(Estimate(30 * 2**30))
+    await budget.startup.begin()
+    lease = await budget.entrance.acquire(Estimate(30 * 2**30))
     device.foreign = 40 * 2**30
     look(budget)
     assert read(budget.load.header(200))["mem_utilization"] == 0.7

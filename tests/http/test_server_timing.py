@@ -54,7 +54,7 @@ async def test_the_time_in_the_queue_is_added_in_milliseconds(hold: Any) -> None
 
 async def test_who_has_waited_is_told_how_long() -> None:
     middleware = GPUAdmission(app, capacity=100, estimator=60, server_timing=True)
-    lease = await middleware.admission.acquire(Estimate(60))
+    lease = await middleware.admission.entrance.acquire(Estimate(60))
     async with anyio.create_task_group() as group:
         answers: list[list[Message]] = []
 

@@ -78,7 +78,7 @@ class Site:
         self.app = GPUAdmission(Starlette(routes=routes), admission=self.admission)
 
     async def fill(self) -> Lease:
-        return await self.admission.acquire(Estimate(100))
+        return await self.admission.entrance.acquire(Estimate(100))
 
 
 def words(url: str, seen: list[str]) -> list[str]:

@@ -131,7 +131,7 @@ async def test_without_the_extension_the_close_code_says_try_again_later() -> No
 @pytest.mark.anyio
 async def test_a_client_that_leaves_while_it_waits_gives_its_place_up() -> None:
     app = gate(timeout=30)
-    held = await app.admission.acquire(Estimate(100))
+    held = await app.admission.entrance.acquire(Estimate(100))
     server = NoExtensionServer(app)
     async with anyio.create_task_group() as group:
         group.start_soon(server.run)
@@ -146,7 +146,7 @@ async def test_a_client_that_leaves_while_it_waits_gives_its_place_up() -> None:
 @pytest.mark.anyio
 async def test_what_came_while_it_waited_reaches_the_app() -> None:
     app = gate(timeout=30)
-    held = await app.admission.acquire(Estimate(100))
+    held = await app.admission.entrance.acquire(Estimate(100))
     server = NoExtensionServer(app)
     async with anyio.create_task_group() as group:
         group.start_soon(server.run)
@@ -226,7 +226,7 @@ async def test_a_connection_inside_another_holds_the_larger_of_both() -> None:
 @pytest.mark.parametrize("inner", [101, lambda info: info.workload.new_tokens], ids=["too large", "no body"])
 async def test_a_connection_inside_another_that_cannot_grow_is_refused(inner: Any) -> None:
     app = nested(accepts, inner, max_running=None)
-    held = await app.admission.acquire(Estimate(30))
+    held = await app.admission.entrance.acquire(Estimate(30))
     server = NoExtensionServer(app)
     await server.run()
     assert [message["type"] for message in server.sent] == ["websocket.accept", "websocket.close"]

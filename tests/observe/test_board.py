@@ -48,9 +48,9 @@ def boarded(clock: Clock, **settings: Any) -> tuple[Admission, Board]:
 
 async def test_open_leases_are_shown_with_their_bytes_lane_and_age(clock: Clock) -> None:
     admission, board = boarded(clock, lanes=[Lane("short"), Lane("long")])
-    one = await admission.acquire(Estimate(5 * GIB), lane=1, route="/generate")
+    one = await admission.entrance.acquire(Estimate(5 * GIB), lane=1, route="/generate")
     clock.now += 3
-    two = await admission.acquire(Estimate(2 * GIB))
+    two = await admission.entrance.acquire(Estimate(2 * GIB))
     two.resize("1GiB")
     shown = board.state()["leases"]
     assert [(row["lane"], row["route"], row["bytes"], row["age"]) for row in shown] == [
@@ -64,7 +64,7 @@ async def test_open_leases_are_shown_with_their_bytes_lane_and_age(clock: Clock)
 
 async def test_leases_from_before_are_a_sum(clock: Clock) -> None:
     admission = Admission(capacity="20GiB", estimator="1GiB")
-    early = await admission.acquire(Estimate(5 * GIB))
+    early = await admission.entrance.acquire(Estimate(5 * GIB))
     board = Board(clock=clock)
     admission.observe(board)
     early.resize("4GiB")
@@ -77,10 +77,10 @@ async def test_leases_from_before_are_a_sum(clock: Clock) -> None:
 
 async def test_the_queue_is_in_order_with_a_forecast_once_the_drain_is_known(clock: Clock) -> None:
     admission, board = boarded(clock)
-    held = [await admission.acquire(Estimate(5 * GIB)) for _ in range(4)]
+    held = [await admission.entrance.acquire(Estimate(5 * GIB)) for _ in range(4)]
     async with anyio.create_task_group() as tasks:
         for size in (20, 15):
-            tasks.start_soon(admission.acquire, Estimate(size * GIB))
+            tasks.start_soon(admission.entrance.acquire, Estimate(size * GIB))
             await anyio.wait_all_tasks_blocked()
             clock.now += 1
         assert [row["forecast"] for row in board.state()["queue"]] == [None, None]

@@ -108,7 +108,7 @@ def test_shadow_mode_says_what_would_have_been_said(tmp_path: Path) -> None:
 async def test_what_an_admission_decides_can_be_replayed(tmp_path: Path) -> None:
     log = DecisionLog(tmp_path / "decisions.jsonl")
     admission = Admission(capacity=100, estimator=1, timeout=0.0, observers=[log])
-    lease = await admission.acquire(Estimate(60))
+    lease = await admission.entrance.acquire(Estimate(60))
     lease.resize(50)
     with pytest.raises(Rejected):
         async with admission.lease(70):

@@ -61,7 +61,7 @@ async def test_a_lease_is_counted_when_it_begins_and_when_it_ends(registry: Coll
 @pytest.mark.anyio
 async def test_refusals_are_counted_by_lane_and_reason(registry: CollectorRegistry) -> None:
     admission = observed(registry, lanes=[Lane("short"), Lane("long")], max_waiting=0)
-    held = await admission.acquire(Estimate(15 * GIB))
+    held = await admission.entrance.acquire(Estimate(15 * GIB))
     with pytest.raises(TooLarge):
         await admission.lease("21GiB", lane="long").__aenter__()
     with pytest.raises(QueueFull):
@@ -74,9 +74,9 @@ async def test_refusals_are_counted_by_lane_and_reason(registry: CollectorRegist
 @pytest.mark.anyio
 async def test_who_waits_is_shown_by_lane(registry: CollectorRegistry) -> None:
     admission = observed(registry, lanes=[Lane("short"), Lane("long")], timeout=60)
-    held = await admission.acquire(Estimate(15 * GIB))
+    held = await admission.entrance.acquire(Estimate(15 * GIB))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: admission.acquire(Estimate(10 * GIB), lane=1))
+        tasks.start_soon(lambda: admission.entrance.acquire(Estimate(10 * GIB), lane=1))
         await anyio.wait_all_tasks_blocked()
         assert value(registry, "waiting_requests", lane="long") == 1
         assert value(registry, "waiting_bytes", lane="long") == 10 * GIB
@@ -144,7 +144,7 @@ def test_what_a_reading_does_not_know_is_not_zero(registry: CollectorRegistry) -
 async def test_a_device_has_no_series_before_it_is_measured(registry: CollectorRegistry) -> None:
     admission = observed(registry, capacity="50%", devices=[FixedDevice("40GiB", name="gpu")], margin=0)
     assert b'device="' not in generate_latest(registry)
-    await admission.begin()
+    await admission.startup.begin()
     assert value(registry, "capacity_bytes", device="gpu") == 20 * GIB
 
 

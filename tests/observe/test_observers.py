@@ -86,7 +86,7 @@ async def test_the_start_is_told_once_with_the_configuration(caplog: pytest.LogC
     with caplog.at_level(logging.INFO, "gpu_admission"):
         admission, notes = noted(mode="shadow")
         for _ in range(2):
-            (await admission.acquire(Estimate(5))).release()
+            (await admission.entrance.acquire(Estimate(5))).release()
         admission.startup.start()
     assert notes.kinds.count("started") == 1
     assert caplog.text.count("gpu_admission 'default' starts: capacity=100 B") == 1
@@ -108,10 +108,10 @@ def test_in_mode_off_nothing_is_told() -> None:
 async def test_the_queue_is_by_priority_of_the_lane_then_by_arrival() -> None:
     lanes = [Lane("batch"), Lane("interactive", priority=5)]
     admission, _ = noted(lanes=lanes)
-    await admission.acquire(Estimate(100))
+    await admission.entrance.acquire(Estimate(100))
     async with anyio.create_task_group() as tasks:
         for lane, size in ((0, 10), (1, 20), (0, 30), (1, 40)):
-            tasks.start_soon(functools.partial(admission.acquire, Estimate(size), lane=lane))
+            tasks.start_soon(functools.partial(admission.entrance.acquire, Estimate(size), lane=lane))
             await anyio.wait_all_tasks_blocked()
         assert (admission.in_use, admission.waiting) == (100, 4)
         queue = admission.queue()

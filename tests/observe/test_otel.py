@@ -111,7 +111,7 @@ async def test_requests_and_leases_are_counted(reader: InMemoryMetricReader) -> 
 
 async def test_what_is_held_is_observed_when_it_is_asked_for(reader: InMemoryMetricReader) -> None:
     admission, _ = observed(reader)
-    held = await admission.acquire(Estimate(6 * GIB))
+    held = await admission.entrance.acquire(Estimate(6 * GIB))
     device = {"gpu_admission.budget": "default", "hw.name": "device"}
     assert points(reader, "gpu_admission.in_use") == [(6 * GIB, device)]
     assert points(reader, "gpu_admission.capacity") == [(20 * GIB, device)]

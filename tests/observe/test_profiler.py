@@ -65,10 +65,10 @@ async def test_a_request_beside_a_traced_one_waits_its_turn(tmp_path: Path) -> N
     """Torch runs one profiler at a time."""
     profiler = Profiler(2, folder=tmp_path)
     admission = Admission(capacity=100, estimator=1, observers=[profiler])
-    one, two = [await admission.acquire(Estimate(1)) for _ in range(2)]
+    one, two = [await admission.entrance.acquire(Estimate(1)) for _ in range(2)]
     two.release()
     one.release()
-    three = await admission.acquire(Estimate(1))
+    three = await admission.entrance.acquire(Estimate(1))
     three.release()
     assert set(traces(tmp_path)) == {one.number, three.number}
 

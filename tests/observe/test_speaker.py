@@ -56,7 +56,7 @@ def test_a_worker_tells_its_own_leases_and_one_that_is_scraped_alone_tells_all(
 
 async def test_who_does_not_speak_tells_no_bytes_and_opens_no_breaker() -> None:
     admission = Admission(capacity=100, estimator=1)
-    lease = await admission.acquire(Estimate(40))
+    lease = await admission.entrance.acquire(Estimate(40))
     told = without_totals(admission.snapshot())
     assert [(d.capacity, d.in_use, d.ceiling) for d in told.devices] == [(0, 0, None)]
     assert [(lane.in_use, lane.waiting) for lane in told.lanes] == [(0, 0)]
@@ -69,8 +69,8 @@ async def test_the_page_of_any_worker_shows_who_holds_what(tmp_path: Path) -> No
     second = Admission(capacity=100, estimator=1, shared=place)
     board = Board()
     second.observe(board)
-    await second.begin()
-    lease = await first.acquire(Estimate(40))
+    await second.startup.begin()
+    lease = await first.entrance.acquire(Estimate(40))
     state = board.state()
     assert state["shared"] == place
     assert sorted(each["bytes"] for each in state["members"]) == [0, 40]

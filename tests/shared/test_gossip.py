@@ -110,7 +110,7 @@ async def until(is_so: Callable[[], bool], again: Callable[[], object] = lambda:
 async def test_admissions_that_share_a_budget_learn_together(tmp_path: Path) -> None:
     (first, here), (second, there) = (learning(str(tmp_path / "gpu0")) for _ in range(2))
     for each in (first, second):
-        await each.begin()
+        await each.startup.begin()
     request = Followed(ROUTE, here.estimate(ASKED, route=ROUTE), ASKED)
     await until(lambda: charge(there) < 500, lambda: use(here, request))
     here.ended(request, "oom", peak=None, usage=None, pieces=None)

@@ -48,7 +48,7 @@ async def test_out_of_memory_lowers_the_ceiling(admission):
 async def test_a_device_that_fills_up_leaves_less_to_others(admission):
     device = FakeDevice("24GiB", ours="4GiB")
     budget = admission(capacity="100%", margin=0, devices=[device], estimator=cost)
-    await budget.begin()
+    await budget.startup.begin()
     assert budget.snapshot().capacity == 20 * 2**30
     device.foreign = 8 * 2**30
     look(budget)
@@ -73,7 +73,7 @@ def test_what_was_not_given_back_fails_the_test(pytester: pytest.Pytester) -> No
             import asyncio
             from gpu_admission import Estimate
             budget = admission(capacity=100, estimator=1)
-            asyncio.run(budget.acquire(Estimate(60)))
+            asyncio.run(budget.entrance.acquire(Estimate(60)))
         """
     )
     done = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
