@@ -46,7 +46,7 @@ class Rejected(AdmissionError, HTTPException):
         self.retry_after: int | None = None
         self.waiting = 0
         self.waited = 0.0
-        """Seconds that it had been in the queue."""
+        """Seconds that it had waited: for its estimate, and in the queue."""
 
     def complete(self, *, needed: int | None, capacity: int, waiting: int, retry_after: int) -> None:
         """Fill in what was not known at the point where it was raised."""

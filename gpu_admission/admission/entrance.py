@@ -40,7 +40,9 @@ class Asked(TypedDict, total=False):
     timeout: float | None
     """Seconds to wait at most; ``None``: the setting."""
     deadline: Deadline | None
-    """Seconds left to the client's deadline, which shorten the wait."""
+    """Seconds that its client waits at most, if they are fewer."""
+    waited_before: float
+    """Seconds that it has waited already, which count towards ``timeout`` and ``deadline``."""
     route: str
     gone: Gone | None
     """Returns when there is nobody left to answer."""
@@ -142,11 +144,12 @@ class Entrance:
         flow: Any = None,
         timeout: float | None = None,
         deadline: Deadline | None = None,
+        waited_before: float = 0.0,
         route: str = "*",
         gone: Gone | None = None,
         queued: Callable[[Ticket], object] | None = None,
     ) -> Lease:
-        """A lease on ``estimate.bytes``, after at most ``timeout`` seconds.
+        """A lease on ``estimate.bytes``, after at most ``timeout`` seconds, with those ``waited_before``.
 
         ``deadline()`` (seconds) shortens the wait. ``gone`` returns when there is nobody left
         to answer. Raises ``Rejected``, or ``ClientLeft`` after ``gone``.
@@ -158,12 +161,21 @@ class Entrance:
         await self._begin()
         if self._monitor.closed is not None:
             raise self._refusals.closed(self._monitor.closed)
-        ticket = Ticket(estimate.bytes, lane, flow)
+        ticket = Ticket(estimate.bytes, lane, flow, waited_before=waited_before)
         if not self._locked.ask(ticket):
             if queued is not None:
                 queued(ticket)
             await self._waiting.wait(ticket, lane, timeout, deadline, gone)
         return self._given(ticket, estimate, route)
+
+    def patience(self, lane: int | None, deadline: float | None) -> tuple[float, str]:
+        """How long it may wait in all, and which setting says so; ``None``: in the most patient lane."""
+        lanes = range(len(self._lane_names)) if lane is None else (lane,)
+        return max(self._waiting.patience(each, None, lambda: deadline) for each in lanes)
+
+    def unread(self, longest: float, setting: str) -> Rejected:
+        """The refusal of a request whose body could not be read in the time that it may wait."""
+        return self._refusals.unread(longest, setting)
 
     async def _begin(self) -> None:
         """Do what has to be done before the first request may start."""

@@ -121,8 +121,9 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def waited(self) -> float:
-        """Seconds in the queue."""
-        return self.ticket.granted_at - self.ticket.arrived
+        """Seconds that it waited before it started: for its estimate, and in the queue."""
+        ticket = self.ticket
+        return ticket.waited_before + ticket.granted_at - ticket.arrived
 
     @property
     def device(self) -> str:

@@ -19,6 +19,8 @@ from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
 
 _LONGEST = 60
+_WORTH_TELLING = 0.1
+"""Seconds waited before the queue that a refusal tells of."""
 
 
 def retry_after(forecast: float | None, otherwise: float) -> int:
@@ -33,6 +35,17 @@ def retry_after(forecast: float | None, otherwise: float) -> int:
     # At the cap the spread lies below it: all at 60 would return together.
     seconds = min(seconds, _LONGEST - spread)
     return min(_LONGEST, max(1, math.ceil(seconds + random.uniform(0, spread))))
+
+
+def _limit(setting: str, longest: float) -> str:
+    if setting == "deadline":
+        return f"the request's own deadline of {longest:g} s"
+    return f"{setting}={longest:g} s"
+
+
+def _late(setting: str, detail: str, needed: int | None = None) -> Rejected:
+    reason = "deadline" if setting == "deadline" else "queue_timeout"
+    return QueueTimeout(reason, detail, needed=needed)
 
 
 class Refusals:
@@ -113,24 +126,30 @@ class Refusals:
         where = f" in lane {state.lane.name!r}" if len(ledger.lanes) > 1 else ""
         return QueueFull("queue_full", f"max_waiting={state.max_waiting} requests wait already{where}")
 
-    def timed_out(self, needed: int, longest: float, setting: str) -> Rejected:
-        if setting == "deadline":
-            return QueueTimeout(
-                "deadline",
-                f"{format_bytes(needed)} were not free within the request's own deadline of {longest:g} s",
-                needed=needed,
-            )
-        return QueueTimeout(
-            "queue_timeout",
-            f"{format_bytes(needed)} were not free within {setting}={longest:g} s",
-            needed=needed,
+    def unread(self, longest: float, setting: str) -> Rejected:
+        """The turn of a large body to be read did not come in time."""
+        within = _limit(setting, longest)
+        return _late(setting, f"its body was not read within {within}: too many large ones are read now")
+
+    def timed_out(self, ticket: Ticket, longest: float, setting: str) -> Rejected:
+        before = ticket.waited_before
+        return _late(
+            setting,
+            f"{format_bytes(ticket.bytes)} were not free within {_limit(setting, longest)}"
+            + (
+                f", {before:.1f} s of which went by before it could queue" if before >= _WORTH_TELLING else ""
+            ),
+            ticket.bytes,
         )
 
-    def too_late(self, needed: int, forecast: float, longest: float, setting: str) -> Rejected:
-        return QueueTimeout(
-            "deadline" if setting == "deadline" else "queue_timeout",
-            f"the forecast wait of {forecast:.1f} s exceeds {setting}={longest:g} s (refuse_early=True)",
-            needed=needed,
+    def too_late(self, ticket: Ticket, forecast: float, longest: float, setting: str) -> Rejected:
+        before = ticket.waited_before
+        return _late(
+            setting,
+            f"the forecast wait of {forecast:.1f} s"
+            + (f", after {before:.1f} s before it could queue," if before >= _WORTH_TELLING else "")
+            + f" exceeds {_limit(setting, longest)} (refuse_early=True)",
+            ticket.bytes,
         )
 
     def no_room(self, needed: int) -> Rejected:

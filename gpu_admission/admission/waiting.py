@@ -64,7 +64,7 @@ class Waiting:
         self._refusals = refusals
 
     def patience(self, lane: int, timeout: float | None, deadline: Deadline | None) -> tuple[float, str]:
-        """How long to wait, and the name of the setting that says so."""
+        """How long a request may wait in all, and the name of the setting that says so."""
         own = self._settings.lanes[lane]
         setting, longest = ("timeout", self._settings.timeout)
         if own.timeout is not None:
@@ -113,7 +113,7 @@ class Waiting:
             waiter = self._waiter_of(ticket, state)
             if waiter is None:
                 continue
-            until = begun + max(longest, _ROUND_TRIP if state is NEW else 0.0)
+            until = begun + max(longest - ticket.waited_before, _ROUND_TRIP if state is NEW else 0.0)
             # A grant that may not be used yet, because the log is out of reach, is checked again later.
             look = anyio.current_time() + _LOOK_AGAIN if state is GRANTED else until
             await waiter.sleep(min(until, look), gone)
@@ -142,8 +142,8 @@ class Waiting:
         elif state is not WAITING or self._locked.away:
             rejected = self._refusals.unreachable()
         else:
-            rejected = self._refusals.timed_out(ticket.bytes, longest, setting)
-        rejected.waited = self._locked.now() - ticket.arrived
+            rejected = self._refusals.timed_out(ticket, longest, setting)
+        rejected.waited = ticket.waited_before + self._locked.now() - ticket.arrived
         return rejected
 
     def _refuse_early(self, ticket: Ticket, longest: float, setting: str) -> None:
@@ -155,8 +155,8 @@ class Waiting:
             return
         with self._locked as ledger:
             forecast = ledger.forecast_of(ticket, self._locked.now())
-        if forecast is not None and forecast > longest:
-            raise self._refusals.too_late(ticket.bytes, forecast, longest, setting)
+        if forecast is not None and ticket.waited_before + forecast > longest:
+            raise self._refusals.too_late(ticket, forecast, longest, setting)
 
     def _why_not(self, ticket: Ticket) -> Rejected:
         closed = self._monitor.closed or self._locked.closed_by_others()

@@ -42,6 +42,8 @@ class Ticket(msgspec.Struct, eq=False):
     """The process that asked, where several share a ledger."""
     number: int = 0
     """Tells it from all others of its owner."""
+    waited_before: float = 0.0
+    """Seconds that its request had waited before it asked: they count towards its longest wait."""
     started: bool = False
     """Its work has begun: the bytes are in use, whatever becomes of its process's membership."""
     waiter: Any = None

@@ -20,7 +20,7 @@ from gpu_admission.admission.lease import Lease
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
 from gpu_admission.bodies.share import UNCOUNTED_BYTES
 from gpu_admission.budget.ticket import Ticket
-from gpu_admission.errors import ClientLeft, QueueTimeout, Rejected, TooLarge, UnreadableBody
+from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.http.charge import AsksForNothing, ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.clamp import clamp, clamped_body
@@ -57,6 +57,8 @@ class Intake(msgspec.Struct, eq=False):
     clamped_to: int | None = None
     """The token limit that was set in the body for a hot device."""
     _copies: Copies | None = None
+    _has_lane: bool = False
+    """Lane and flow were chosen by what it asks."""
     _arrived: float | None = None
     """When it first had to wait for its estimate: that wait counts towards its time in the queue."""
 
@@ -96,7 +98,9 @@ class Intake(msgspec.Struct, eq=False):
             if estimated is None:
                 estimated = self._picked() or await self.estimate(packed, may_clamp=may_clamp)
             self.needed = estimated.bytes
-            lease = admission.entrance.start(estimated, self.lane, self.flow, rule.route, loop)
+            lease = None
+            if self._arrived is None:
+                lease = admission.entrance.start(estimated, self.lane, self.flow, rule.route, loop)
             if lease is None:
                 lease = await self._acquired(estimated)
             self.body.lease = lease
@@ -139,8 +143,8 @@ class Intake(msgspec.Struct, eq=False):
             estimated,
             lane=self.lane,
             flow=self.flow,
-            timeout=None if self._arrived is None else self._seconds_left(),
-            deadline=self._deadline,
+            deadline=functools.partial(deadline, self.scope),
+            waited_before=self._waited(),
             route=self.rule.route,
             gone=self.watch or self.body.watch,
             queued=self.queued,
@@ -260,22 +264,18 @@ class Intake(msgspec.Struct, eq=False):
     async def _aside(self, read: Callable[[], Any], size: int) -> Any:
         """``read()`` in a reader's thread; the wait for it is part of the request's wait."""
         self.body.count()
+        longest, setting = self._patience()
         try:
-            seconds = self._seconds_left()
-            return await read_aside(read, size=size, seconds=seconds, gone=self.body.watch)
+            return await read_aside(read, size=size, seconds=longest - self._waited(), gone=self.body.watch)
         except LineTimeout:
-            longest = self._timeout()
-            own = deadline(self.scope) == longest
-            reason, said = ("deadline", "its own deadline") if own else ("queue_timeout", "timeout")
-            raise QueueTimeout(
-                reason, f"its body was not read within {longest:g} s ({said}): too many large ones are"
-            ) from None
+            raise self.admission.entrance.unread(longest, setting) from None
 
     async def _awaited(self, work: Awaitable[object]) -> object:
         """What an async estimator says, for as long as somebody waits for it."""
         entrance = self.admission.entrance
         closed = entrance.closed if entrance.held() is None else anyio.sleep_forever  # what runs may end
-        return await heard(work, seconds=self._seconds_left(), gone=self.body.watch, closed=closed)
+        longest, _ = self._patience()
+        return await heard(work, seconds=longest - self._waited(), gone=self.body.watch, closed=closed)
 
     async def _clamp(self, factor: float) -> None:
         shorter = functools.partial(clamped_body, self.info, factor)
@@ -311,34 +311,32 @@ class Intake(msgspec.Struct, eq=False):
 
     # how long it may wait
 
-    def _timeout(self) -> float:
-        own = self.admission.settings.lanes[self.lane].timeout
-        longest = self.admission.settings.timeout if own is None else own
-        limit = deadline(self.scope)
-        return longest if limit is None else min(limit, longest)
+    def _patience(self) -> tuple[float, str]:
+        """How long it may wait in all, from now on if it has not waited yet, and which setting says so.
 
-    def _seconds_left(self) -> float:
-        """The rest of its waiting time, which began when it first had to wait for its estimate."""
+        Until its lane is chosen, that is as long as in any lane.
+        """
         if self.admission.mode != "enforce":
-            return math.inf
-        now = anyio.current_time()
+            return math.inf, "mode"
         if self._arrived is None:
-            self._arrived = now
-        return max(0.0, self._timeout() - (now - self._arrived))
+            self._arrived = anyio.current_time()
+        lane = self.lane if self._has_lane or not self.admission.picks_lanes else None
+        return self.admission.entrance.patience(lane, deadline(self.scope))
 
-    def _deadline(self) -> float | None:
-        limit = deadline(self.scope)
-        if limit is None or self._arrived is None:
-            return limit
-        return max(0.0, limit - (anyio.current_time() - self._arrived))
+    def _waited(self) -> float:
+        """Seconds that it has waited, unless it is in the queue."""
+        return 0.0 if self._arrived is None else anyio.current_time() - self._arrived
 
     def _choose_lane(self) -> None:
         route, info = self.rule.route, self.info
         self.lane = lane_of(self.admission, route, info)
         self.flow = flow_of(self.admission, route, info)
+        self._has_lane = True
 
     def refuse(self, rejected: Rejected) -> None:
         """Complete and count a refusal of this request."""
+        if self.body.lease is None and not rejected.waited:
+            rejected.waited = self._waited()
         self.admission.entrance.refused(rejected, lane=self.lane, route=self.rule.route, needed=self.needed)
 
 

@@ -95,7 +95,8 @@ def _words(event: Event, request_id: str) -> str:
     size = format_bytes(event.bytes)
     match event.kind:
         case "refused":
-            return f"refused {size}: {event.reason} ({event.status}) {tail}"
+            after = f" after {event.waited:.3f} s" if event.waited else ""
+            return f"refused {size}{after}: {event.reason} ({event.status}) {tail}"
         case "disconnected":
             return f"the client left before it was its turn {tail}"
         case "shadow" if event.reason:

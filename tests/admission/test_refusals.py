@@ -61,8 +61,8 @@ def test_a_full_queue_names_the_setting_that_fills_it(
 
 def test_who_waited_too_long_hears_whose_patience_it_was() -> None:
     made, _ = refusals()
-    own = made.timed_out(60, 2.0, "deadline")
-    ours = made.timed_out(60, 2.5, "lane 'a': timeout")
+    own = made.timed_out(Ticket(60), 2.0, "deadline")
+    ours = made.timed_out(Ticket(60), 2.5, "lane 'a': timeout")
     assert isinstance(own, QueueTimeout)
     assert (own.reason, own.detail) == (
         "deadline",
@@ -74,12 +74,29 @@ def test_who_waited_too_long_hears_whose_patience_it_was() -> None:
     )
 
 
+def test_who_had_waited_for_its_estimate_hears_the_setting_as_it_was_written_and_where_the_time_went() -> (
+    None
+):
+    made, _ = refusals()
+    ticket = Ticket(60, waited_before=29.96)
+    assert made.timed_out(ticket, 30.0, "timeout").detail == (
+        "60 B were not free within timeout=30 s, 30.0 s of which went by before it could queue"
+    )
+    assert made.too_late(ticket, 12.34, 30.0, "timeout").detail == (
+        "the forecast wait of 12.3 s, after 30.0 s before it could queue, exceeds timeout=30 s "
+        "(refuse_early=True)"
+    )
+    assert made.unread(30.0, "deadline").detail == (
+        "its body was not read within the request's own deadline of 30 s: too many large ones are read now"
+    )
+
+
 def test_an_early_refusal_tells_the_forecast() -> None:
     made, _ = refusals()
-    assert made.too_late(60, 12.34, 5.0, "timeout").reason == "queue_timeout"
-    refused = made.too_late(60, 12.34, 5.0, "deadline")
+    assert made.too_late(Ticket(60), 12.34, 5.0, "timeout").reason == "queue_timeout"
+    refused = made.too_late(Ticket(60), 12.34, 5.0, "deadline")
     assert refused.reason == "deadline"
-    assert "the forecast wait of 12.3 s exceeds deadline=5 s" in refused.detail
+    assert "the forecast wait of 12.3 s exceeds the request's own deadline of 5 s" in refused.detail
 
 
 def test_growth_that_does_not_fit_is_a_full_queue() -> None:

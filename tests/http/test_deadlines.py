@@ -189,7 +189,7 @@ async def test_whoever_would_wait_too_long_is_refused_at_arrival_where_that_is_a
         waited, refused = await refused_after(asking(room, 50, 20.0))
         assert waited == 0.0
         assert refused.reason == "deadline"
-        assert "exceeds deadline=20 s (refuse_early=True)" in refused.detail
+        assert "exceeds the request's own deadline of 20 s (refuse_early=True)" in refused.detail
         lease = await room.entrance.acquire(Estimate(50), deadline=lambda: 120.0)
         assert 40 < lease.waited < 80
         lease.release()
