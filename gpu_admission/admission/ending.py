@@ -6,7 +6,7 @@ garbage collection a lease ends in. When it may end is the lease's business.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,11 @@ class Endings:
         if not self._is_ours:
             lease.ended = True
             return
-        with turn.lock:
+        if not (turn.lock.acquire(False) or turn.waited()):
+            turn.leave(partial(self.end, lease))
+            return
+        now = None
+        try:
             if turn.depth:
                 # The garbage collector closes a generator that holds a lease while this very
                 # thread changes the ledger: it ends when that change is done.
@@ -81,15 +85,20 @@ class Endings:
                 return
             if lease.ended or lease.handles:
                 return
-            outlived = lease.share is not None and self._is_outlived(lease)
-            if not outlived:
+            if lease.share is None or not self._is_outlived(lease):
                 now = self._give_back(lease, turn)
-        if outlived:
-            self._resized(lease)
-        elif self._events.observers and lease.ticket.state is not NEW:  # else it was given in mode "off"
-            self._events.of("released", lease, held=now - lease.ticket.granted_at)
+        finally:
+            turn.lock.release()
+        self._tell(lease, now)
         if turn.late:
             turn.catch_up()
+
+    def _tell(self, lease: Lease, ended_at: float | None) -> None:
+        """Tell observers of a lease that has ended, or goes on for blocks that outlive its request."""
+        if ended_at is None:
+            self._resized(lease)
+        elif self._events.observers and lease.ticket.state is not NEW:  # else it was given in mode "off"
+            self._events.of("released", lease, held=ended_at - lease.ticket.granted_at)
 
     def _give_back(self, lease: Lease, turn: Turn) -> float:
         lease.ended = True
@@ -160,19 +169,21 @@ class Endings:
         if self._is_ours:
             self.turn.take(partial(self._close_share, lease, share))
 
-    def _close_share(self, lease: Lease, share: Share) -> None:
-        with self._locked:
-            if not share.is_open:
-                return
-            share.close()
-            if lease.ended or lease.share is None:
-                return
-            before, after = lease.ticket.bytes, lease.share.bytes
-            if after:
-                self._hold(lease, after)
+    def _close_share(self, lease: Lease, share: Share) -> Callable[[], object] | None:
+        if not share.is_open:
+            return None
+        share.close()
+        if lease.ended or lease.share is None:
+            return None
+        before, after = lease.ticket.bytes, lease.share.bytes
+        if after:
+            self._hold(lease, after)
+        return partial(self._share_closed, lease, has_changed=bool(after) and after != before)
+
+    def _share_closed(self, lease: Lease, *, has_changed: bool) -> None:
         if lease.is_over:
             self.end(lease)
-        if after and after != before:
+        if has_changed:
             self._resized(lease)
 
     def _is_outlived(self, lease: Lease) -> bool:

@@ -8,8 +8,9 @@ lease belongs to is in ``context``.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 import anyio
@@ -19,6 +20,7 @@ from gpu_admission.admission.feedback import Feedback
 from gpu_admission.admission.shares import Share
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import Rejected
+from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Device, Estimate
@@ -34,7 +36,7 @@ class Issuer(Protocol):
     @property
     def settings(self) -> Settings: ...
     @property
-    def turn(self) -> AbstractContextManager[object]:
+    def turn(self) -> Turn:
         """The turn in which the size of an open lease may change."""
         ...
 
@@ -210,14 +212,16 @@ class Handle:
         self.closed = False
 
     def close(self) -> None:
+        if not self.closed:
+            self.lease.issuer.turn.take(self._close)
+
+    def _close(self) -> Callable[[], object] | None:
         lease = self.lease
-        with lease.issuer.turn:
-            if self.closed:
-                return
-            self.closed = True
-            lease.handles -= 1
-        if lease.returned and not lease.handles:
-            lease.issuer.end(lease)
+        if self.closed:
+            return None
+        self.closed = True
+        lease.handles -= 1
+        return partial(lease.issuer.end, lease) if lease.returned and not lease.handles else None
 
     def __enter__(self) -> Handle:
         return self

@@ -9,6 +9,7 @@ same face: its changes may take effect only when they have come back through its
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from gpu_admission.admission.seam import Woken
 from gpu_admission.budget.ledger import Ledger
@@ -115,8 +116,10 @@ class LockedLedger:
 
     def release(self, ticket: Ticket) -> None:
         """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
-        with self.turn:
-            self.release_in_turn(ticket)
+        self.turn.take(partial(self._release, ticket))
+
+    def _release(self, ticket: Ticket) -> None:
+        self.release_in_turn(ticket)
 
     def release_in_turn(self, ticket: Ticket) -> float:
         """The same where the caller has the turn, without taking it again. Returns the ledger's time."""

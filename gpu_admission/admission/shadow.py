@@ -54,7 +54,7 @@ class Shadow:
             starts = locked.ask(ticket)
             would = "" if starts else self._would(ticket, lane)
             if not starts:
-                locked.release(ticket)
+                locked.release_in_turn(ticket)
                 locked.force(ticket)
         self._events.counts["admitted"] += 1
         if would:

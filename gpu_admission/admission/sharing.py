@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import anyio.to_thread
 
@@ -155,7 +156,7 @@ class Sharing:
         return await self._shared.start_work(ticket)
 
     def release(self, ticket: Ticket) -> None:
-        self._shared.release(ticket)
+        self.turn.take(partial(self._shared.release, ticket))
 
     def release_in_turn(self, ticket: Ticket) -> float:
         self._shared.release(ticket)

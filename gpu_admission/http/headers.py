@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Sequence
 
 from gpu_admission.types import Scope
@@ -43,18 +42,24 @@ def _encodings(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
 
 def deadline(scope: Scope) -> float | None:
     """Seconds that the client's headers say it will wait; a value that is no such number is ignored."""
-    waits = [_seconds(name, value) for name, value in scope.get("headers", ()) if name in _DEADLINES]
-    shortest = min(waits, default=math.inf)
-    return None if shortest == math.inf else shortest
+    waits: dict[bytes, list[float | None]] = {name: [] for name in _DEADLINES}
+    for name, value in scope.get("headers", ()):
+        if name in waits:
+            waits[name].append(_seconds(value))
+    _log_ignored(name for name, seconds in waits.items() if None in seconds)
+    return min((each for seconds in waits.values() for each in seconds if each is not None), default=None)
 
 
-def _seconds(name: bytes, value: bytes) -> float:
+def _seconds(value: bytes) -> float | None:
+    """``None`` for a point in time, milliseconds since 1970, or nonsense."""
     try:
         seconds = float(value)
     except ValueError:
-        seconds = math.nan
-    if 0 <= seconds <= _LONGEST:
-        return seconds
-    # A point in time, milliseconds since 1970, or nonsense. What was sent stays out of the log.
-    logger.info("the request header %s is ignored: it must be seconds from now", name.decode("ascii"))
-    return math.inf
+        return None
+    return seconds if 0 <= seconds <= _LONGEST else None
+
+
+def _log_ignored(names: Iterable[bytes]) -> None:
+    """Log it once for a request, however often it sent the header. What was sent stays out of the log."""
+    for name in names:
+        logger.info("the request header %s is ignored: it must be seconds from now", name.decode("ascii"))

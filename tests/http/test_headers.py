@@ -57,3 +57,14 @@ def test_encodings_are_named_in_the_order_in_which_they_were_applied(
 )
 def test_the_shortest_deadline_counts_and_nonsense_does_not(headers: Headers, seconds: float | None) -> None:
     assert deadline({"headers": headers}) == seconds
+
+
+def test_a_header_that_is_sent_thousands_of_times_is_one_line_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", logger="gpu_admission")
+    headers = [(b"x-request-deadline", b"soon")] * 3000 + [(b"x-request-deadline", b"7")]
+    assert deadline({"headers": headers}) == 7.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "the request header x-request-deadline is ignored: it must be seconds from now"
+    ]

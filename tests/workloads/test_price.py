@@ -16,6 +16,7 @@ from gpu_admission.types import Workload
 from gpu_admission.workloads import (
     TGI,
     VLLM,
+    ComfyUI,
     Guess,
     KServe,
     Ollama,
@@ -293,3 +294,34 @@ def test_of_prompts_of_one_name_the_longest_counts() -> None:
 def test_a_list_of_prompts_for_pictures_is_as_many_pictures() -> None:
     body = {"prompt": ["a cat", "a dog", "a fox"], "n": 2}
     assert OpenAIMedia().read(request(body, "/v1/images/generations")).sequences == 6
+
+
+@pytest.mark.parametrize(
+    ("field", "behind", "found"),
+    [
+        ("width", {"value": 8192}, {"width": 8192}),
+        ("width", {"value": "8192"}, {"width": 8192}),
+        ("width", {"value": 2**60}, {"width": 16384}),
+        ("width", {"noise_seed": 2**60}, {"width": 1024}),
+        ("batch_size", {"value": 64}, {"sequences": 64}),
+        ("length", {"value": 500}, {"frames": 500}),
+        ("scale_by", {"value": 4.0}, {"width": 4097}),
+        ("upscale_by", {"value": 1000}, {"width": 8193}),
+    ],
+)
+def test_a_number_that_comes_from_another_node_costs_what_stands_there(
+    field: str, behind: dict[str, Any], found: dict[str, int]
+) -> None:
+    linked = {"class_type": "Any", "inputs": {field: ["7", 0]}}
+    number = {"class_type": "PrimitiveInt", "inputs": behind}
+    reroute = {"class_type": "Reroute", "inputs": {"": ["8", 0], "around": ["7", 0]}}
+    for nodes in ({"5": linked, "7": number}, {"5": linked, "7": reroute, "8": number}):
+        workload = read(ComfyUI(), {"prompt": nodes}, "/prompt")
+        assert {name: getattr(workload, name) for name in found} == found
+
+
+@pytest.mark.parametrize("link", [[], ["9", 0], [7, 0], [["7"], 0], ["5", 0], [None]])
+def test_a_link_that_leads_nowhere_changes_nothing(link: Any) -> None:
+    nodes = {"5": {"inputs": {"width": link, "height": 512}}, "6": {"inputs": {"width": 640}}}
+    workload = read(ComfyUI(), {"prompt": nodes}, "/prompt")
+    assert (workload.width, workload.height) == (640, 512)
