@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpu_admission.runtime import clock, statefile
+from gpu_admission.runtime.fork import Mutex
 from gpu_admission.types import Event
 
 logger = logging.getLogger("gpu_admission")
@@ -32,7 +33,7 @@ class Kept:
             raise ValueError("state: nothing learns here: name a Learned estimator, or leave it to 'auto'")
         self._restore()
         self._saved_at = clock.monotonic()
-        self._saving = threading.Lock()
+        self._saving = Mutex()
 
     def _restore(self) -> None:
         try:

@@ -20,6 +20,7 @@ from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.waiting import Waiting
 from gpu_admission.budget.ticket import NEW, WAITING, Ticket
 from gpu_admission.guards.monitor import Monitor
+from gpu_admission.runtime.fork import in_child
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
@@ -116,6 +117,11 @@ class ShadowSummary:
         self._timer = timer
         # Reentrant: the garbage collector may end a lease, and so call this, while the lock is held.
         self._lock = Turn()
+        self._begin_anew()
+        in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """Also in a forked process: what was counted is the parent's to say, and so is the timer."""
         self._counts: Counter[str] = Counter()
         self._peak = 0
         self._running = False

@@ -18,6 +18,7 @@ from gpu_admission.estimators.learned import Learned
 from gpu_admission.estimators.measured import Measured
 from gpu_admission.estimators.meter import PeakMeter, TorchPeak
 from gpu_admission.estimators.polled import Polled, data_segment, resident
+from gpu_admission.runtime.fork import in_child
 from gpu_admission.types import Device
 
 _LIBRARIES = ("torch", "onnxruntime", "tensorflow", "jax", "mlx", "llama_cpp", "ctranslate2", "cupy")
@@ -63,6 +64,11 @@ class AutoMeter:
 
     def __init__(self) -> None:
         self._devices: Callable[[], Sequence[Device]] = tuple
+        self._begin_anew()
+        in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """Also in a forked process, whose memory is another's."""
         self._chosen: PeakMeter | None = None
         self.idle: int | None = None
         """Bytes in use when it was last started, while nothing else ran."""

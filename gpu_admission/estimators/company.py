@@ -44,10 +44,14 @@ class Company:
     def __init__(self, *, seconds: float = 0.05) -> None:
         """``seconds``: how long a moment has to last, so that whoever has just begun is at work."""
         self._seconds = seconds
-        self._running: dict[int, float] = {}
-        self._since = 0.0
         self._least = math.inf
         self._moments = 0
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Nothing runs, as in a forked process; what was seen stays."""
+        self._running: dict[int, float] = {}
+        self._since = 0.0
         self._is_looking = False
 
     @property

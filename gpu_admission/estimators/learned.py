@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -30,6 +29,7 @@ from gpu_admission.estimators.terms import clamp, render
 from gpu_admission.estimators.turns import Turns
 from gpu_admission.request import EstimateResult, Estimator, RequestInfo
 from gpu_admission.runtime import statefile
+from gpu_admission.runtime.fork import Mutex
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Usage, Workload
 
@@ -117,7 +117,7 @@ class Learned:
         self._lengths = Lengths(new, max_routes, margin=margin, clip=clip, prompts=tokens == "learned")
         self._turns = Turns(16 * max_routes)
         self._caution = 1
-        self._lock = threading.Lock()
+        self._lock = Mutex()
         # The collector may end a lease in the very thread that holds the lock: endings are noted
         # here, without a lock, and taken in when the next charge is asked for.
         self._tell_others: Callable[[tuple[Any, ...]], object] | None = None

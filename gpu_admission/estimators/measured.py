@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from gpu_admission.estimators.taken import ALONE, Followed
 from gpu_admission.estimators.terms import clamp
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock
+from gpu_admission.runtime.fork import Mutex, in_child
 from gpu_admission.runtime.loop import call_soon, running_loop
 from gpu_admission.types import Estimate, Usage, Workload
 from gpu_admission.workloads.usage import really
@@ -93,15 +93,22 @@ class Measured:
         self._capacity: Callable[[], int] = lambda: 0
         self._routes: dict[str, _Route] = {}
         self._new = _Claims()
-        """The estimate for routes of which nothing is known."""
         self.company = Company()
-        self._lock = threading.Lock()
+        self._tell: Callable[[tuple[Any, ...]], object] | None = None
+        self._lock = Mutex()
+        self._begin_anew()
+        in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """Also in a forked process: what runs or waits is the parent's, and what was learned stays."""
         # See ``Learned``: an ending may come while the lock is held, by the same thread.
         self._told: deque[_Told] = deque(maxlen=_MOST_TOLD)
-        self._tell: Callable[[tuple[Any, ...]], object] | None = None
         self._waiting: deque[Callable[[], object]] = deque()
         self._asking: dict[object, tuple[str, Row]] = {}
         """Routes and sizes of those that wait to be measured, or for another that is."""
+        self.company.begin_anew()
+        for claims in (self._new, *(known.claims for known in self._routes.values())):
+            claims.drop()
 
     def bind(self, capacity: Callable[[], int]) -> None:
         """Take the capacity, which a request that runs alone is charged, from the admission."""
@@ -366,6 +373,9 @@ class _Claims:
     def begin(self, route: str, now: float) -> None:
         """It has started, and takes as long as it takes."""
         self._until[route] = now + _RUN_SECONDS
+
+    def drop(self) -> None:
+        self._until = {}
 
     def end(self, route: str, *, fruitful: bool) -> None:
         if self._until.pop(route, None) is None:

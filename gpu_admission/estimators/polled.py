@@ -5,10 +5,11 @@ The protocol of a meter, and torch's meter, are in ``meter``.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+
+from gpu_admission.runtime.fork import in_child
 
 
 class Polled:
@@ -20,19 +21,17 @@ class Polled:
     def __init__(self, read: Callable[[], int], *, every: float = 0.002) -> None:
         self._read = read
         self._every = every
-        self._peak = 0
         self._begin_anew()
+        in_child(self._begin_anew)
 
     def _begin_anew(self) -> None:
         """Made anew in a forked process, where no thread lives on and a lock may stay held for ever."""
-        self._process = os.getpid()
+        self._peak = 0
         self._begins, self._ends, self._looks = threading.Event(), threading.Event(), threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> int:
         """Begin to look; what is in use now. Raises ``RuntimeError`` where nothing is shown."""
-        if self._process != os.getpid():
-            self._begin_anew()
         self._end()
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="meter", daemon=True)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from gpu_admission.runtime.fork import in_child
 from gpu_admission.types import Event
 
 logger = logging.getLogger("gpu_admission")
@@ -33,17 +33,20 @@ class Backlog:
         self.add = self._events.append
         self._work = work
         self._every = every
+        self._begin_anew()
+        in_child(self._begin_anew)
+
+    def _begin_anew(self) -> None:
+        """Also in a forked process, which has no thread, and where one that is gone may hold the lock."""
         self._lock = threading.RLock()
-        self._pid: int | None = None
+        self._works = False
+        self._events.clear()  # those are counted there
 
     def start(self) -> None:
         """Start working events off; in a forked process, call it again to start there too."""
-        if self._pid == os.getpid():
+        if self._works:
             return
-        if self._pid is not None:
-            # Another process's thread may have held the lock when it forked.
-            self._lock = threading.RLock()
-        self._pid = os.getpid()
+        self._works = True
         me = weakref.ref(self)
         threading.Thread(
             target=_keep_working, args=(me, self._every), name="gpu-admission-metrics", daemon=True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -38,3 +39,22 @@ def renew_all() -> None:
         renew = renewal()
         if renew is not None:
             renew()
+
+
+class Mutex:
+    """``with mutex:`` lets in one thread at a time; it is free in a forked process. Not reentrant."""
+
+    __slots__ = ("__weakref__", "_lock")
+
+    def __init__(self) -> None:
+        self._make()
+        in_child(self._make)
+
+    def _make(self) -> None:
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()

@@ -378,9 +378,9 @@ class SharedLedger:
         return self._member.now()
 
     def catch_up(self) -> None:
-        """Take in what is in the log already."""
+        """Take in what is in the log already; nothing where it has interrupted that in this very thread."""
         with self._turn:
-            if not self.has_left:
+            if not self.has_left and self._turn.depth == 1:
                 self.log.catch_up()
 
     def members(self) -> tuple[MemberSnapshot, ...]:

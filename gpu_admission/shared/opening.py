@@ -7,7 +7,7 @@ from typing import Any
 
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.protocol import Log
-from gpu_admission.shared.redisaddress import parse
+from gpu_admission.shared.redisaddress import load_library, parse
 from gpu_admission.shared.redislog import RedisLog
 
 
@@ -16,10 +16,12 @@ def open_log(shared: Any, *, lease_ttl: float = 10.0) -> Log:
 
     ``"/dev/shm/gpu0"`` (or a ``Path``): the processes of one host. ``"redis://host/0?name=gpu0"``
     (see ``redisaddress``): those of several. An object with the methods of ``protocol.Log`` is
-    used as it is. Raises ``TypeError`` or ``ValueError`` that names ``shared``.
+    used as it is. Raises ``TypeError`` or ``ValueError`` that names ``shared``, and ``ImportError``.
     """
     if isinstance(shared, str) and "://" in shared:
-        return RedisLog(parse(shared), settle=lease_ttl)
+        address = parse(shared)
+        load_library()
+        return RedisLog(address, settle=lease_ttl)
     if isinstance(shared, (str, os.PathLike)):
         if not os.path.isabs(shared):
             raise ValueError(f"shared={os.fspath(shared)!r} must be an absolute path, or a redis:// address")

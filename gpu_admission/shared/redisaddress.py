@@ -38,18 +38,11 @@ class RedisAddress:
         return f"{self.prefix}:{{{self.name}}}:{what}"
 
     def client(self) -> Redis:
-        """A new client with connections of its own, that never sends a command twice by itself.
+        """A new client with connections of its own, that never sends a command twice by itself."""
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
 
-        Raises ``ImportError`` that names the extra.
-        """
-        try:
-            import redis
-            from redis.backoff import NoBackoff
-            from redis.retry import Retry
-        except ImportError as error:
-            raise ImportError(
-                "a shared budget on Redis needs the extra 'redis': pip install gpu-admission[redis]"
-            ) from error
         options: dict[str, Any] = {
             "retry": Retry(NoBackoff(), 0),
             "socket_connect_timeout": _CONNECT_WITHIN,
@@ -66,6 +59,21 @@ class RedisAddress:
         sentinel = watch(list(self.sentinels), sentinel_kwargs=dict(options), **options)
         master: Redis = sentinel.master_for(self.service, db=int(parts.path.strip("/") or 0))
         return master
+
+
+def load_library() -> None:
+    """Import redis-py: where a budget is made, so that no thread does it, while which no process may fork.
+
+    Raises ``ImportError`` that names the extra.
+    """
+    try:
+        import redis
+        import redis.backoff
+        import redis.retry  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "a shared budget on Redis needs the extra 'redis': pip install gpu-admission[redis]"
+        ) from error
 
 
 def _text(quoted: str | None) -> str | None:

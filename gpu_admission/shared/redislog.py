@@ -78,7 +78,6 @@ class RedisLog:
         for each in (self._woken, self._stopped, self._tried):
             each.clear()
         self._thread = threading.Thread(target=self._sessions, name="gpu_admission.redis", daemon=True)
-        self._address.client()  # says which extra is missing, here and not in the thread
         self._thread.start()
         if not self._tried.wait(_START_WITHIN):
             listener.went_away(f"the shared budget {self.where} did not answer within {_START_WITHIN:g} s")

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import CEILING, capped, positive, positive_option, whole
 from gpu_admission.types import Workload
+from gpu_admission.workloads.anycase import are_small, folded
 from gpu_admission.workloads.content import MESSAGE_TOKENS, TEMPLATE_TOKENS, Tally, plain_texts
 from gpu_admission.workloads.embedinputs import embed_rows
 from gpu_admission.workloads.events import sent_event
@@ -104,7 +105,7 @@ class OpenAI:
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         body = read_object(info)
-        return self._plain_chat(body, info.path) or self.of(body, info.path)
+        return self._plain_chat(body, info.path) or self.of(folded(body), info.path)
 
     def _plain_chat(self, body: JSONObject, path: str) -> Workload | None:
         """What ``of`` returns, in fewer steps, if it is a chat of texts with one limit, as most are."""
@@ -119,7 +120,7 @@ class OpenAI:
         if not fields.keys().isdisjoint(_UNUSUAL_IN_CHAT) or not path.endswith("/chat/completions"):
             return None
         texts, others = plain_texts(messages)
-        if others:
+        if others or not are_small(fields):
             return None
         tokens = TEMPLATE_TOKENS + MESSAGE_TOKENS * len(texts) + self._counter.texts(body, texts)
         model = fields.get("model")

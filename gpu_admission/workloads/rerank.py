@@ -12,6 +12,7 @@ from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
+from gpu_admission.workloads.anycase import folded
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
@@ -50,7 +51,7 @@ class Rerank:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        return self.of(read_object(info))
+        return self.of(folded(read_object(info)))
 
     def of(self, body: JSONObject, tally: Tally | None = None) -> Workload:
         """The workload of ``body``. Raises ``UnreadableBody``.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from gpu_admission import Admission, Estimate, Lease
+from gpu_admission.budget.ticket import GRANTED, Ticket
 from gpu_admission.estimators.polled import Polled
+from gpu_admission.shared.logfile import LogFile
 from tests.cases.harness import until
 
 pytestmark = pytest.mark.anyio
@@ -110,3 +114,55 @@ async def test_a_lease_that_ends_in_the_thread_of_a_meter_does_not_hold_up_whoev
         reads.start()
         assert meter.peak() == 5
     await until(lambda: admission.in_use == 0)
+
+
+async def test_a_snapshot_in_the_middle_of_reading_a_shared_log_spoils_nothing(tmp_path: Path) -> None:
+    """An observer may take one when the collector ends a lease, and a signal handler at any time."""
+    admission = Admission(capacity=100, estimator=1, shared=tmp_path / "gpu0", timeout=0)
+    (await _lease(admission, 1)).release()
+
+    def ask() -> None:
+        admission.locked.ask(tickets[-1])
+
+    tickets, steps = [Ticket(60)], 0
+    while Interrupted.at(steps, LogFile.read, admission.snapshot, ask):
+        assert tickets[-1].state is GRANTED
+        admission.locked.release(tickets[-1])
+        assert admission.in_use == 0
+        tickets.append(Ticket(60))
+        steps += 1
+    assert steps > 5
+    await admission.aclose()
+
+
+class Interrupted:
+    """Calls something in the middle of a function, as a collection or a signal does."""
+
+    def __init__(self, step: int, function: Callable[..., Any], interrupt: Callable[[], object]) -> None:
+        self._left, self._code, self._interrupt = step, function.__code__, interrupt
+        self.has_happened = False
+
+    @classmethod
+    def at(
+        cls, step: int, function: Any, interrupt: Callable[[], object], work: Callable[[], object]
+    ) -> bool:
+        """Do ``work``, interrupted after so many lines of ``function``; whether it had as many."""
+        interrupted = cls(step, function, interrupt)
+        before = sys.gettrace()
+        sys.settrace(interrupted._called)
+        try:
+            work()
+        finally:
+            sys.settrace(before)
+        return interrupted.has_happened
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self._line if frame.f_code is self._code else None
+
+    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line" and not self.has_happened:
+            if self._left == 0:
+                self.has_happened = True
+                self._interrupt()
+            self._left -= 1
+        return self._line

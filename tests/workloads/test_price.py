@@ -325,3 +325,36 @@ def test_a_link_that_leads_nowhere_changes_nothing(link: Any) -> None:
     nodes = {"5": {"inputs": {"width": link, "height": 512}}, "6": {"inputs": {"width": 640}}}
     workload = read(ComfyUI(), {"prompt": nodes}, "/prompt")
     assert (workload.width, workload.height) == (640, 512)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 5000}),
+        (CHAT, {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 5000, "n": 3}),
+        ("/v1/completions", {"prompt": TEXT, "max_tokens": 5000}),
+        ("/v1/responses", {"input": TEXT, "max_output_tokens": 5000}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 5000}),
+        ("/v1/embeddings", {"input": [TEXT, TEXT]}),
+        ("/v1/images/generations", {"prompt": "x", "size": "2048x2048", "n": 4}),
+        ("/v1/rerank", {"query": "x", "documents": [TEXT, TEXT]}),
+    ],
+)
+def test_names_in_any_case_count_where_the_server_may_be_one_that_takes_them(
+    path: str, body: dict[str, Any]
+) -> None:
+    plain = request(body, path).workload
+    cheap = {"messages": HELLO, "prompt": "x", "input": "x", "max_tokens": 1, "n": 1, "size": "64x64"}
+    for spell in (str.title, str.upper, lambda name: name.replace("s", "\u017f")):
+        odd = _spelled(body, spell)
+        assert request(odd, path).workload == plain
+        both = request({**{name: cheap[name] for name in body if name in cheap}, **odd}, path).workload
+        assert both.prompt_tokens >= plain.prompt_tokens
+        assert (both.new_tokens, both.width) >= (plain.new_tokens, plain.width)
+        assert both.sequences >= plain.sequences
+
+
+def _spelled(value: Any, spell: Any) -> Any:
+    if isinstance(value, dict):
+        return {spell(name): _spelled(each, spell) for name, each in value.items()}
+    return [_spelled(each, spell) for each in value] if isinstance(value, list) else value
