@@ -180,7 +180,9 @@ def _parse(text: bytes, repeats: Pairs | None = None, number: _Number = None) ->
     try:
         return json.loads(text, object_pairs_hook=repeats, parse_float=number)
     except (ValueError, RecursionError) as error:
-        raise UnreadableBody(f"the body is not JSON: {type(error).__name__}") from None
+        why = type(error).__name__
+    # Not raised from that error, which has the whole text in it.
+    raise UnreadableBody(f"the body is not JSON: {why}")
 
 
 def _count_names(value: Any) -> int:

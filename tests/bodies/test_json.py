@@ -178,3 +178,10 @@ def test_a_limit_of_values_holds_for_small_bodies_too() -> None:
         read_object(info)
     with pytest.raises(UnreadableBody, match="max_json_values=20"):
         _ = info.json
+
+
+@pytest.mark.parametrize("body", [b"{" * 9, b"\xff" * 9, b"[" * 100_000, b'{"a": "' + b"x" * 99, b"[1,]"])
+def test_the_error_of_an_unreadable_body_holds_nothing_of_it(body: bytes) -> None:
+    with pytest.raises(UnreadableBody) as caught:
+        parse_json(body)
+    assert (caught.value.__context__, caught.value.__cause__) == (None, None)
