@@ -200,7 +200,7 @@ class Intake(msgspec.Struct, eq=False):
                 info.read_from(body.content if body.is_whole and not packed else self._copying(packed))
                 if may_clamp and not packed and self.admission.monitor.clamp is not None:
                     await self._clamp(self.admission.monitor.clamp)
-            small = not packed and body.size <= SMALL_BYTES
+            small = not packed and (body.size or self._read_size) <= SMALL_BYTES
             if body.size > UNCOUNTED_BYTES and small and not self.admission.share.has_room(body.size):
                 await self.admission.share.enter(body.size)
             result = self._decided() if small else await self._decide(packed)
@@ -237,7 +237,7 @@ class Intake(msgspec.Struct, eq=False):
                 if is_short(self.body.content(), packed, self.admission.buffer):
                     return self._decided()
             size = self.admission.settings.max_body_bytes  # the limit on what it may unpack to
-        elif not is_large(size, self.info.dialect):
+        elif not is_large(size := size or self._read_size, self.info.dialect):
             await self.admission.share.enter(size)
             return self._decided()
         if not is_async(self.rule):

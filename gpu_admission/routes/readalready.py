@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from starlette.requests import Request
 
+from gpu_admission.bodies.multipart import ALL_HEADS, HEAD, SHORT_HEAD
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.request import Part, RequestInfo
 from gpu_admission.rules.metering import Rule
 from gpu_admission.types import Message, Receive
 
-_HEAD_BYTES = 64 * 1024
 _FORM_READ = (
     "the body was read before its lease: of a form use info.parts, or put GPUAdmission in front of the app"
 )
@@ -72,13 +72,19 @@ def _info_of_form(request: Request, rule: Rule, parts: list[Part]) -> RequestInf
 
 
 def _parts(request: Request) -> list[Part]:
-    return [_part(name, value) for name, value in request._form.multi_items()] if request._form else []
+    parts: list[Part] = []
+    kept = 0
+    for name, value in request._form.multi_items() if request._form else ():
+        parts.append(_part(name, value, HEAD if kept < ALL_HEADS else SHORT_HEAD))
+        kept += len(parts[-1].head)
+    return parts
 
 
-def _part(name: str, value: Any) -> Part:
+def _part(name: str, value: Any, most: int) -> Part:
     if isinstance(value, str):
-        data = value.encode("utf-8", "surrogatepass")
-        return Part(name, None, "text/plain", len(data), data[:_HEAD_BYTES])
-    head = value.file.read(_HEAD_BYTES)
+        head = value[:most].encode("utf-8", "surrogatepass")
+        size = len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+        return Part(name, None, "text/plain", size, head[:most])
+    head = value.file.read(most)
     value.file.seek(0)
     return Part(name, value.filename, value.content_type or "", value.size or 0, head)

@@ -6,18 +6,19 @@ import functools
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI, HTTPException, Request, UploadFile, WebSocket
+from fastapi import Depends, FastAPI, Form, HTTPException, Request, UploadFile, WebSocket
 from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 
-from gpu_admission import Admission, GPUAdmission, Lane, Lease, current_lease
+from gpu_admission import Admission, GPUAdmission, Lane, Lease, RequestInfo, current_lease
 from gpu_admission.estimators import Linear
 from gpu_admission.rules.classifiers import by_tokens
 from gpu_admission.types import DeviceReading, Outcome
@@ -157,6 +158,37 @@ def test_an_upload_that_fastapi_has_read_is_estimated_by_its_parts() -> None:
     answer = TestClient(app).post("/v1/audio/transcriptions", files={"file": ("a.mp3", b"x" * 5000)})
     assert answer.status_code == 200
     assert answer.json() > 1000
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_large_form_that_fastapi_has_read_is_looked_at_off_the_loop_and_in_part(is_file: bool) -> None:
+    threads, looked_at = [], []
+
+    def estimator(info: RequestInfo) -> int:
+        threads.append(threading.get_ident())
+        looked_at.append([len(part.head) for part in info.parts])
+        return sum(part.size for part in info.parts)
+
+    admission = Admission(capacity="1TiB", estimator=estimator)
+    app = FastAPI()
+
+    @app.post("/form")
+    @admission.admit
+    async def form(first: str = Form("")) -> int:
+        lease = current_lease()
+        assert lease is not None
+        threads.append(threading.get_ident())
+        return lease.bytes
+
+    value = "é" * 50_000
+    field: Any = ("a.txt", value.encode()) if is_file else (None, value)
+    answer = TestClient(app).post("/form", files=[("field", field)] * 200)
+    assert answer.json() == 200 * 100_000
+    reader, loop = threads
+    assert reader != loop
+    assert sum(looked_at[0]) < 9 * 2**20
+    assert looked_at[0][0] == 65_536
+    assert looked_at[0][-1] == 1024
 
 
 def test_the_decorator_works_in_a_module_that_does_not_import_fastapi() -> None:
