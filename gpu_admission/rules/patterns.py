@@ -71,13 +71,14 @@ class Glob:
     Not a regular expression: those backtrack, and three ``**`` would take minutes on a long path.
     """
 
-    __slots__ = ("_across", "_end", "_literals", "_prefix", "_suffix", "_wildcards")
+    __slots__ = ("_across", "_between", "_end", "_literals", "_prefix", "_suffix", "_wildcards")
 
     def __init__(self, pattern: str) -> None:
         wildcards = _WILDCARD.findall(pattern)
         self._prefix, *between = _WILDCARD.split(pattern)
         self._suffix = between.pop() if between else None
         """``None``: there is no wildcard."""
+        self._between = between
         self._literals: dict[str, int] = {}
         """For each character, a bit for each place in the pattern where it may come next."""
         self._wildcards = self._across = 0
@@ -100,7 +101,18 @@ class Glob:
             return False
         if self._end == 2:  # a single wildcard
             return self._across == 1 or "/" not in path[start:end]
-        return self._walk(path[start:end])
+        middle = path[start:end]
+        # Fast, and all there is to it where every wildcard matches slashes too.
+        return self._has_in_order(middle) and (self._across == self._wildcards or self._walk(middle))
+
+    def _has_in_order(self, middle: str) -> bool:
+        at = 0
+        for literal in self._between:
+            found = middle.find(literal, at)
+            if found < 0:
+                return False
+            at = found + len(literal)
+        return True
 
     def _walk(self, middle: str) -> bool:
         """All ways to match at once, a bit for each place in the pattern that has been reached."""
