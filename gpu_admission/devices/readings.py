@@ -76,13 +76,21 @@ class Readings:
         """Start ticking, unless this process does already; never blocks. Not to be called before a fork."""
         if self._pid != os.getpid():
             self._adopt()
-        with self._starting:
-            if self._stop is not None:
-                return
-            self._stop = threading.Event()
+        # The collector may end a lease, whose outcome calls for readings, in the middle of a start: it
+        # leaves that to the other.
+        if not self._starting.acquire(blocking=False):
+            return
+        try:
+            if self._stop is None:
+                self._stop = threading.Event()
+                self._begin(self._stop)
+        finally:
+            self._starting.release()
+
+    def _begin(self, stop: threading.Event) -> None:
         threading.Thread(
             target=_tick,
-            args=(weakref.ref(self), self._stop, self._every),
+            args=(weakref.ref(self), stop, self._every),
             name="gpu-admission-readings",
             daemon=True,
         ).start()

@@ -24,6 +24,7 @@ from gpu_admission.guards.use import resident_of, use_of
 from gpu_admission.guards.verdict import Verdict, is_news
 from gpu_admission.guards.watched import Kind, Watched
 from gpu_admission.runtime import clock
+from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Device, DeviceReading, Guard
@@ -42,9 +43,10 @@ _MEASURED_AGAIN_IN = 5.0
 class Limited(Protocol):
     """The ledger that limits are put on: in a ``with`` block one change at a time."""
 
+    turn: Turn
+
     def __enter__(self) -> object: ...
     def __exit__(self, *error: object) -> None: ...
-
     def held(self, device: int) -> tuple[int, int]:
         """What ``device`` has in all, and how much of it leases hold."""
         ...
@@ -242,7 +244,8 @@ class Monitor:
                 return
             # From now on successes count too, and guards recover over time: both need the readings' tick.
             self.is_watching = True
-            self.readings.start()
+            start = self.readings.start
+            self._ledger.turn.take(lambda: start)  # after the turn, which a new thread may have to wait for
         watched = self._watched[index]
         watched.outcomes.append((kind, size, error, at))
         if kind in _URGENT or watched.verdict.trials is not None:
@@ -307,8 +310,6 @@ class Monitor:
     def use(self) -> tuple[Sequence[int], Sequence[int]]:
         """For each device the bytes that this process holds besides its leases, and what these take."""
         return use_of(self._watched, self.readings)
-
-    # what holds
 
     @property
     def clamp(self) -> float | None:

@@ -13,6 +13,7 @@ import pytest
 
 from gpu_admission import Admission, Estimate, Lease
 from gpu_admission.budget.ticket import GRANTED, Ticket
+from gpu_admission.devices import Readings
 from gpu_admission.estimators.polled import Polled
 from gpu_admission.shared.logfile import LogFile
 from tests.cases.harness import until
@@ -166,3 +167,22 @@ class Interrupted:
                 self._interrupt()
             self._left -= 1
         return self._line
+
+
+async def test_a_lease_that_runs_out_of_memory_while_readings_start_does_not_wait_for_that() -> None:
+    steps = 0
+    while await _runs_out(steps):
+        steps += 1
+    assert steps > 3
+
+
+async def _runs_out(step: int) -> bool:
+    admission = Admission(capacity=100, estimator=1)
+    readings, lease = admission.monitor.readings, await _lease(admission)
+    assert readings is not None
+    lease.report_oom()
+    has_happened = Interrupted.at(step, Readings.start, lease.release, readings.start)
+    readings.stop()
+    lease.release()
+    assert admission.in_use == 0
+    return has_happened
