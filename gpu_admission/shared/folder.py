@@ -103,6 +103,7 @@ class FolderLog:
 
     def _begin_again(self) -> None:
         """Start over with what is there now: nothing leads there from our file."""
+        self._file.drop_if_short()
         self._open(self._first(self._settle, "the log was lost"))
         self._read_all()
 
@@ -124,6 +125,8 @@ class FolderLog:
             if entries:
                 self._listener.received(entries)
             if not self._file.is_sealed:
+                if not entries:  # not even our own: the file was cut short
+                    self._begin_again()
                 return
             counts = any(entry.data == data for entry in entries)
             self._report()
@@ -159,8 +162,7 @@ class FolderLog:
     def _show_again(self) -> None:
         """The folder was removed, or cleaned: make this process visible again."""
         prepare_folder(self._folder)
-        self._presence.abandon()
-        self._presence = Presence(self._folder, self._process)
+        self._presence.show()
         self._presence.join()
 
     def wake(self, processes: Collection[str]) -> None:

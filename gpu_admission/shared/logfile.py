@@ -9,6 +9,7 @@ the files and nothing else; what entries mean is the replica's business.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import time
@@ -119,8 +120,24 @@ class LogFile:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file that is open was removed."""
-        return self._fd < 0 or os.fstat(self._fd).st_nlink == 0
+        """Whether the file that is open was removed, or cut short."""
+        if self._fd < 0:
+            return True
+        said = os.fstat(self._fd)
+        return said.st_nlink == 0 or said.st_size < self._offset
+
+    def drop_if_short(self) -> None:
+        """Remove the file that is open where it says less than was read in it: it was cut short."""
+        path = self._path(self.head.number)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # else two would do so, the second one to the file after it
+        try:
+            said = os.fstat(self._fd)
+            if said.st_size < self._offset and os.path.samestat(said, path.stat()):
+                path.unlink()
+        except FileNotFoundError:
+            pass
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     @property
     def is_sealed(self) -> bool:

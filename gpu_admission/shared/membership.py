@@ -16,6 +16,7 @@ import msgspec
 
 from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared import dump
+from gpu_admission.shared.deaths import Deaths
 from gpu_admission.shared.gossip import Gossip
 from gpu_admission.shared.lastword import LastWord
 from gpu_admission.shared.operations import (
@@ -88,8 +89,9 @@ class Membership:
         self._epoch = 0
         self._since = 0.0
         self._seen: tuple[float, float] = (0.0, clock())
-        self._beaten = self._looked = -math.inf
+        self._beaten = -math.inf
         self._agreed: Terms | None = None
+        self._deaths = Deaths(log)
 
     # joining and leaving
 
@@ -105,8 +107,8 @@ class Membership:
             )
         with self.turn:
             if self.log.knows_deaths:
-                for name in self._dead():
-                    self.log.append(encode("", 0, Gone(name, certain=True)))
+                for gone in self._deaths.certain(self._others()):
+                    self.log.append(encode("", 0, gone))
             self._enter()
 
     def leave(self) -> None:
@@ -228,8 +230,7 @@ class Membership:
             self.log.catch_up()
             self.flush()
             self._beat_if_due(now)
-            if self.log.knows_deaths:
-                self.bury(0.0)
+            self.bury(0.0)
             if self.away is None and not self._is_reading:
                 self.log.compact()
             return self._pause(now)
@@ -243,7 +244,7 @@ class Membership:
         if member is None or self.away is not None:
             return
         said = self._gossip.beat()
-        due = self.replica.expires and now - self._beaten >= self.ttl / _BEATS_IN_TTL
+        due = self.replica.expires and not 0 <= now - self._beaten < self.ttl / _BEATS_IN_TTL
         late = self.replica.next_change <= self.now()
         if due or late or (member.resident, member.taken) != (said.resident, said.taken) or said.told:
             self._beaten = now
@@ -261,26 +262,21 @@ class Membership:
 
     def look_for_bytes(self) -> None:
         """Somebody of this process has begun to wait: find what the dead hold, and what was not told yet."""
-        if self.log.knows_deaths:
-            self.bury(_LOOK_FOR_DEATHS)
+        self.bury(_LOOK_FOR_DEATHS)
         ledger = self.replica.ledger
         if self.log.is_immediate and ledger is not None and ledger.waiting == 1:
             holders = {name for name, member in self.replica.members.living.items() if member.tickets}
             self.log.wake({process_of(name) for name in holders} - {self.outbox.process})
 
     def bury(self, pause: float) -> None:
-        """Say in the log which processes the kernel says have died."""
-        now = self._clock()
-        if now - self._looked < pause:
+        """Say in the log who has died, unless that was looked at within ``pause``."""
+        if self.away is not None or self._is_reading:
             return
-        self._looked = now
-        for name in self._dead():
-            self.append(Gone(name, certain=True))
+        for gone in self._deaths.look(self._others(), self._clock(), self.ttl, pause):
+            self.append(gone)
 
-    def _dead(self) -> list[str]:
-        """Members whose processes have died, as the kernel says."""
-        others = [name for name in self.replica.members.living if name != self.outbox.member]
-        return [name for name in others if self.log.is_alive(process_of(name)) is False]
+    def _others(self) -> list[str]:
+        return [name for name in self.replica.members.living if name != self.outbox.member]
 
     # appending
 

@@ -26,15 +26,35 @@ class Presence:
     def __init__(self, folder: Path, process: str) -> None:
         self._folder = folder
         self._process = process
-        self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._lock = self._take_lock()
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(self._address(process))
-        os.chmod(self._socket_path(process), 0o600)
+        self._lock = self._directory = -1
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._dead: set[str] = set()
+        try:
+            self.show()
+        except BaseException:
+            self.abandon()
+            raise
+        _close_in_children(self)
+
+    def show(self) -> None:
+        """Make what is missing of it: at the start, and after the folder was removed or cleaned."""
+        before = self._directory
+        self._directory = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _close(before)
+        if self._lock < 0 or os.fstat(self._lock).st_nlink == 0:
+            before, self._lock = self._lock, self._take_lock()
+            _close(before)
+        self._listen()
+
+    def _listen(self) -> None:
+        self._socket.close()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        path = self._socket_path(self._process)
+        path.unlink(missing_ok=True)
+        self._socket.bind(self._address(self._process))
+        path.chmod(0o600)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        _close_in_children(self)
 
     def _take_lock(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -52,8 +72,8 @@ class Presence:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its files were removed: others can't see it any more."""
-        return os.fstat(self._lock).st_nlink == 0
+        """Whether a file of it was removed: others can't see it any more, or can't wake it."""
+        return os.fstat(self._lock).st_nlink == 0 or not self._socket_path(self._process).exists()
 
     def join(self) -> None:
         """Let others see that this process uses the log that is there now."""
@@ -135,9 +155,13 @@ class Presence:
         """Close everything, and leave the files to the process that owns them."""
         self._socket.close()
         for fd in (self._lock, self._directory):
-            if fd >= 0:
-                os.close(fd)
+            _close(fd)
         self._lock = self._directory = -1
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
 
 
 def _close_in_children(presence: Presence) -> None:

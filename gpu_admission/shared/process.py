@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable
+
+logger = logging.getLogger("gpu_admission")
+
+_AFTER_FAILURE = 1.0
 
 
 def boot_seconds() -> float:
@@ -58,4 +63,12 @@ class Pulse:
 
     def _run(self) -> None:
         while not self._stopped:
-            self._wait(self._beat())
+            self._wait(self._beat_anyway())
+
+    def _beat_anyway(self) -> float:
+        """Whatever goes wrong, this thread goes on: without it the process would be taken for dead."""
+        try:
+            return self._beat()
+        except Exception:
+            logger.exception("a beat of the shared budget failed; the next follows in %g s", _AFTER_FAILURE)
+            return _AFTER_FAILURE

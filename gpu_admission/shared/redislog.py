@@ -61,6 +61,8 @@ class RedisLog:
         self._run = address.key("run")
         self._server = b""
         self._seen = 0.0
+        self._same_since = (0, 0.0)
+        """The log's time at the last entry in milliseconds, and since when entries have had it."""
         self._read_since = 0
         self._is_long = False
         self._writer: Writer | None = None
@@ -234,15 +236,33 @@ class RedisLog:
     def _read(self, client: Any, writer: Writer) -> None:
         block = int(_BLOCK * 1000)
         while not self._stopped.is_set():
-            self._take(client.xread({self._stream: self._place}, count=_AT_ONCE, block=block))
+            has_news = self._take(client.xread({self._stream: self._place}, count=_AT_ONCE, block=block))
             now = time.monotonic()
             if now - self._seen > _STALLED and not self._has(client, self._place or b""):
                 raise _Lost  # this process stood still for so long that the log was cut behind it
             self._seen = now
             if writer.failure is not None:
                 raise writer.failure
+            if has_news and self._stands_still(client, now):
+                client.delete(self._stream, self._snapshot)
+                raise _Lost
             if self._is_long:
                 self._compact(client)
+
+    def _stands_still(self, client: Any, now: float) -> bool:
+        """Whether the log's time stands still, since the server's clock was set back: nobody would die."""
+        at = _key(self._place or b"0-0")[0]
+        if at != self._same_since[0]:
+            self._same_since = at, now
+        if now - self._same_since[1] < _STALLED:
+            return False
+        self._same_since = at, now
+        seconds, microseconds = client.time()
+        behind = at / 1000 - seconds - microseconds / 1e6
+        if behind <= self._settle / 2 or not self._has(client, self._place or b""):
+            return False
+        logger.warning("the clock of the server of %s was set back by %.0f s", self.where, behind)
+        return True
 
     def _take(self, said: Sequence[Any]) -> bool:
         if not said:

@@ -247,6 +247,71 @@ def test_a_folder_that_was_removed_is_made_again_and_its_process_is_seen(
     assert second.log.is_alive(first.log._process)  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
+def test_a_log_that_was_cut_short_is_lost_not_waited_for(
+    folder: Path, join: Callable[..., SharedLedger], left: float
+) -> None:
+    first, second = join(settle=0.0), join(settle=0.0)
+    running = ask(first, 60)
+    running.started = True
+    second.catch_up()
+    os.truncate(log_of(folder), int(log_of(folder).stat().st_size * left))
+    first.release(ask(first, 1))
+    second.pulse()
+    first.pulse()
+    second.pulse()
+    assert first.ledger.in_use == second.ledger.in_use == 60
+    assert len(first.members()) == 2
+
+
+@pytest.mark.parametrize("removed", ["*.lock", "*.wake", "*.[lw]*"])
+def test_files_that_show_a_process_are_made_again_when_they_were_removed(
+    folder: Path, join: Callable[..., SharedLedger], removed: str
+) -> None:
+    """As by somebody who takes them for stale ones."""
+    first, second = join(), join()
+    held = ask(first, 70)
+    for path in folder.glob(removed):
+        path.unlink()
+    for each in (first, second):
+        each.pulse()
+        assert each.away is None
+    assert {path.suffix for path in folder.iterdir()} == {"", ".lock", ".wake"}
+    name = first.log._process  # type: ignore[attr-defined]
+    assert second.log.is_alive(name) is True
+    waiting = ask(second, 40)
+    first.release(held)
+    started = time.monotonic()
+    second.log.wait(5.0)
+    assert time.monotonic() - started < 4, "it can be woken"
+    second.pulse()
+    assert waiting.state is GRANTED
+
+
+def test_bytes_of_one_that_died_without_its_lock_file_come_back_after_a_ttl_and_a_half(
+    folder: Path,
+) -> None:
+    now = [1000.0]
+    living = SharedLedger(FolderLog(folder), Terms((100,), lease_ttl=0.2), clock=lambda: now[0])
+    living.start(pulse=False)
+    kill_while_it_holds(folder, 60, lease_ttl=0.2)
+    living.catch_up()
+    for path in folder.glob("*.lock"):
+        if path.stem != living.log._process:  # type: ignore[attr-defined]
+            path.unlink()
+    waiting = ask(living, 70)
+
+    def comes_back() -> bool:
+        now[0] += 0.05
+        living.pulse()
+        return waiting.state is GRANTED
+
+    assert not any(comes_back() for _ in range(3)), "nothing is known of it yet"
+    wait_for(comes_back)
+    living.release(waiting)
+    living.stop()
+
+
 def test_another_boot_begins_a_new_log(
     folder: Path, join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,7 +475,7 @@ from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.operations import Open, Terms, encode
-shared = SharedLedger(FolderLog(sys.argv[1]), Terms((100,)))
+shared = SharedLedger(FolderLog(sys.argv[1]), Terms((100,), lease_ttl=float(sys.argv[3])))
 shared.start()
 ticket = Ticket(int(sys.argv[2]))
 shared.ask(ticket)
@@ -419,9 +484,11 @@ time.sleep(60)
 """
 
 
-def kill_while_it_holds(folder: Path, size: int) -> None:
+def kill_while_it_holds(folder: Path, size: int, lease_ttl: float = 10.0) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(folder), str(size)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLDS, str(folder), str(size), str(lease_ttl)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "granted\n"
@@ -594,3 +661,19 @@ def test_what_the_host_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Path, "read_text", refuse)
     assert _boot_id() == ""
     assert not _sockets_in(tmp_path, "me")
+
+
+def test_a_socket_that_cannot_be_made_leaves_nothing_open(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_folder(folder)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def fail(self: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "chmod", fail)
+        with pytest.raises(PermissionError):
+            Presence(folder, "me")
+    assert len(os.listdir("/proc/self/fd")) == before

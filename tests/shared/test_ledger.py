@@ -13,6 +13,7 @@ from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, T
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.operations import RULES, Terms
+from gpu_admission.shared.process import Pulse
 from gpu_admission.shared.protocol import LogAway
 from tests.shared.hub import TERMS, Process, World
 
@@ -582,3 +583,37 @@ def test_what_is_held_without_asking_has_a_flow_that_names_nobody() -> None:
     world.catch_up()
     assert world[1].held == 30
     assert b"tenant" not in ticket.flow
+
+
+def test_a_beat_that_fails_is_logged_and_followed_by_the_next(caplog: pytest.LogCaptureFixture) -> None:
+    """Without beats a living process would be taken for dead."""
+    beats: list[int] = []
+    over = threading.Event()
+
+    def beat() -> float:
+        beats.append(1)
+        if len(beats) == 1:
+            raise RuntimeError("use() failed")
+        over.set()
+        return 0.0
+
+    pulse = Pulse(beat, lambda seconds: None)
+    pulse.start()
+    assert over.wait(5)
+    pulse.stop()
+    pulse.join(5)
+    assert "use() failed" in caplog.text
+    assert "a beat of the shared budget failed" in caplog.text
+
+
+def test_deaths_are_not_told_again_and_again_while_the_log_is_away() -> None:
+    world = World(2, knows_deaths=True)
+    world.hub.dead.add("p1")
+    world[0].log.cut()
+    for _ in range(50):
+        world.clock.now += 1
+        world[0].shared.pulse()
+    assert len(world[0].shared._member.outbox) == 0
+    world[0].log.mend()
+    world[0].shared.pulse()
+    assert [member.is_self for member in world[0].shared.members()] == [True]

@@ -236,6 +236,23 @@ def test_a_failover_that_lost_the_tail_begins_a_new_epoch(
     other.stop()
 
 
+def test_a_log_whose_server_s_clock_was_set_back_is_begun_anew_and_its_dead_are_found(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    """Else its time would stand still, and nobody would ever be dead, until the clock has caught up."""
+    living = join(settle=0.0)
+    living.log._settle = TTL  # type: ignore[attr-defined]
+    held = ask(living, 30, GRANTED)
+    with holder(server, 60):
+        wait_for(lambda: living.ledger.in_use == 90)
+        ahead = int((time.time() + 300) * 1000)
+        server.do("XADD", "gpu_admission:{gpu0}:log", f"{ahead}-0", "p", "")
+    waiting = ask(living, 70)
+    wait_for(lambda: waiting.state is GRANTED, 10.0)
+    assert living.ledger.in_use == 100
+    living.release(held)
+
+
 def test_a_server_out_of_memory_is_away_until_it_has_some(
     server: Server, join: Callable[..., SharedLedger]
 ) -> None:
