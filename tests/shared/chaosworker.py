@@ -71,7 +71,7 @@ class _Worker:
 
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.is_over.set)
-        await self.admission.begin()
+        await self.admission.startup.begin()
         with open(self.order.report, "a", buffering=1) as report:  # noqa: ASYNC230
             spoiler = SPOILERS.get(self.order.flaw)
             tasks = [self.work(report) for _ in range(self.order.tasks)]
