@@ -30,12 +30,15 @@ def start_line(
 ) -> str:
     """The ``capacity`` on ``devices``, the main settings, and all others that are not at their default.
 
-    ``control``: patterns of the calls that pass at once; ``taken``: variables of the environment
+    ``control``: patterns of the calls that pass at once, of which only those of the setting are named:
+    there are many; ``taken``: variables of the environment
     that gave settings.
     """
     shown = [f"{name}={_word(name, getattr(settings, name))}" for name in _shown(settings)]
     if control:
-        shown.append(f"control={_word('control', control)}")
+        own = [path for path in control if path in settings.control]
+        known = len(control) - len(own)
+        shown.append(f"control={_word('control', [f'{known} known paths', *own] if known else own)}")
     if taken:
         shown.append(f"(from {', '.join(taken)})")
     return f"gpu_admission {settings.name!r} starts: capacity={_on(capacity, devices)} {' '.join(shown)}"

@@ -74,6 +74,7 @@ class Startup:
             capacity = ledger.capacity
         control = self._metering.control_paths()
         logger.info("%s", start_line(self._settings, capacity, self._monitor.names, control, self.taken))
+        logger.debug("control paths, which pass at once: %s", ", ".join(control) or "none")
         for sentence in self.misfits():
             logger.warning("%s", sentence)
         self._events.started(capacity)

@@ -9,6 +9,7 @@ import functools
 import gc
 import inspect
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.routing import BaseRoute
@@ -31,6 +32,10 @@ def name_of(function: Any) -> str:
 
 def check_place(function: Any) -> None:
     """Raises ``TypeError`` for what is no endpoint, and for one that is a route already."""
+    if _is_estimator(function):
+        raise TypeError(
+            f"admit() goes on an endpoint function; what it takes is named: admit(estimator={function!r})"
+        )
     if inspect.isclass(function) or not (callable(function) or isinstance(function, classmethod)):
         raise TypeError(
             f"admit() goes on an endpoint function, not on {function!r}; of a class, on its methods"
@@ -58,6 +63,15 @@ def check_fastapi() -> None:
             f"FastAPI {fastapi.__version__} may end dependencies before a streamed response does: "
             "admit() and dependency() need 0.118 or newer (the middleware works with any)"
         )
+
+
+def _is_estimator(function: Any) -> bool:
+    """Whether it is what ``estimator=`` takes: a size, a mapping, or an object that says what it reads."""
+    if isinstance(function, (str, int, Mapping)):
+        return True
+    return not inspect.isroutine(function) and (
+        hasattr(function, "needs_body") or hasattr(function, "estimate")
+    )
 
 
 def _is_app(function: Any) -> bool:

@@ -16,6 +16,14 @@ from gpu_admission import Lease, RequestInfo
 from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
 
 Header = tuple[bytes, bytes]
+_KEYS = frozenset(
+    (
+        *("type", "asgi", "http_version", "server", "client", "scheme", "root_path", "method", "path"),
+        *("raw_path", "query_string", "extensions", "state", "subprotocols", "app", "router", "route"),
+        *("endpoint", "path_params", "user", "auth", "session"),
+    )
+)
+"""Keys of a scope, in the ASGI specification and as Starlette and FastAPI set them."""
 
 
 def cost(info: RequestInfo) -> int:
@@ -33,7 +41,7 @@ class StreamedCost:
 
 
 def http_scope(**changes: Any) -> Scope:
-    """A hand-made ``http`` scope, as an ASGI 3 server makes it."""
+    """A hand-made ``http`` scope, as an ASGI 3 server makes it, with ``changes``."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -64,7 +72,8 @@ class Call:
 
     ``cost`` goes into the header that the estimator ``cost`` reads. ``status``, ``headers``, ``body``
     and ``problem()`` are what came back; ``lease`` and ``read`` what the app behind saw, where it is
-    ``working``.
+    ``working``. Further keywords are keys of its scope, such as ``path`` and ``method``; any other is
+    a ``TypeError``.
     """
 
     def __init__(
@@ -76,6 +85,12 @@ class Call:
         messages: Sequence[Message] | None = None,
         **scope: Any,
     ) -> None:
+        unknown = sorted(name for name in scope.keys() - _KEYS if "." not in name)
+        if unknown:
+            raise TypeError(
+                f"Call got {', '.join(map(repr, unknown))}, which is neither an argument of its own "
+                f"nor a key of a scope; those are {', '.join(sorted(_KEYS))}"
+            )
         self.app = app
         self.scope = http_scope(headers=[(b"x-cost", b"%d" % cost), *headers], call=self, **scope)
         self._coming = list(chunks(*(pieces or (b"",))) if messages is None else messages)

@@ -1,5 +1,7 @@
 """The package's own means of testing, under the names that these tests use."""
 
+from typing import Any
+
 from gpu_admission.testing.calls import (
     Call,
     Header,
@@ -23,8 +25,14 @@ __all__ = [
     "cost",
     "http_scope",
     "read_body",
+    "saying",
     "scenario",
     "settle",
     "until",
     "working",
 ]
+
+
+def saying(**said: Any) -> dict[str, Any]:
+    """Keys of a call's scope that say to the app behind what it is to do."""
+    return {f"test.{name}": value for name, value in said.items()}

@@ -21,7 +21,7 @@ from gpu_admission.guards.fault import EXIT_CODE
 from gpu_admission.serving.watchdog import Watchdog
 from gpu_admission.types import Estimate, Guard, Outcome, Receive, Scope, Send
 from tests.cards import Card, HandClock, look
-from tests.cases.harness import Call, Scene, answer, read_body, scenario, settle, until
+from tests.cases.harness import Call, Scene, answer, read_body, saying, scenario, settle, until
 
 pytestmark = pytest.mark.anyio
 COOL_DOWN = 30.0
@@ -32,13 +32,13 @@ def oom() -> Exception:
 
 
 async def fated(scope: Scope, receive: Receive, send: Send) -> None:
-    """Works until the call may finish, and ends as ``scope["fate"]`` says: a status, or an exception."""
+    """Works until the call may finish, and ends as ``scope["test.fate"]`` says: a status, or an exception."""
     call: Call = scope["call"]
     call.lease = current_lease()
     call.read = await read_body(receive)
     call.started.set()
     await call.may_finish.wait()
-    fate: Any = scope.get("fate", 200)
+    fate: Any = scope.get("test.fate", 200)
     if isinstance(fate, BaseException):
         raise fate
     if fate is None:
@@ -55,7 +55,7 @@ def guarded(clock: HandClock, **settings: Any) -> Any:
 async def open_breaker(scene: Scene) -> None:
     look(scene.admission)
     for _ in range(3):
-        await scene.run(fate=oom())
+        await scene.run(**saying(fate=oom()))
     assert scene.admission.snapshot().closed_by == "out-of-memory"
 
 
@@ -111,7 +111,7 @@ async def test_bl_82_every_form_of_out_of_memory_counts_also_one_that_the_app_re
     fate = make()
     async with guarded(by_hand) as scene:
         look(scene.admission)
-        call = await scene.run(fate=fate)
+        call = await scene.run(**saying(fate=fate))
         assert call.error is fate
         assert scene.admission.snapshot().ceiling == 80
         by_hand.pass_(100)
@@ -133,7 +133,7 @@ async def test_bl_82_what_a_user_wrote_does_not_count(by_hand: HandClock, fate: 
     async with guarded(by_hand) as scene:
         look(scene.admission)
         for _ in range(5):
-            await scene.run(fate=fate)
+            await scene.run(**saying(fate=fate))
         look(scene.admission)
         assert scene.admission.snapshot().ceiling == 100
 
@@ -147,9 +147,9 @@ async def test_bl_82_the_classifier_may_be_the_users_own(by_hand: HandClock) -> 
 
     async with guarded(by_hand, classify=classify) as scene:
         look(scene.admission)
-        await scene.run(fate=oom())
+        await scene.run(**saying(fate=oom()))
         assert scene.admission.snapshot().ceiling == 100
-        await scene.run(fate=EngineFull())
+        await scene.run(**saying(fate=EngineFull()))
         assert scene.admission.snapshot().ceiling == 80
         by_hand.pass_(100)
         look(scene.admission)
@@ -173,7 +173,7 @@ async def test_an_open_breaker_refuses_at_once_and_says_until_when(by_hand: Hand
 async def test_who_waits_while_it_opens_is_refused_like_those_who_come_then(by_hand: HandClock) -> None:
     async with guarded(by_hand) as scene:
         look(scene.admission)
-        running = [await scene.start(cost=30, fate=oom()) for _ in range(3)]
+        running = [await scene.start(cost=30, **saying(fate=oom())) for _ in range(3)]
         waiting = [await scene.start(cost=100) for _ in range(2)]
         assert scene.waiting == 2
         for call in running:
@@ -247,7 +247,7 @@ async def test_bl_84_a_a_trial_whose_client_leaves_gives_its_place_back(by_hand:
     async def attentive(scope: Scope, receive: Receive, send: Send) -> None:
         """As apps do that stop working for a client that has gone."""
         call: Call = scope["call"]
-        if scope.get("leaves"):
+        if scope.get("test.leaves"):
             call.lease = current_lease()
             await read_body(receive)
             assert (await receive())["type"] == "http.disconnect"
@@ -256,7 +256,7 @@ async def test_bl_84_a_a_trial_whose_client_leaves_gives_its_place_back(by_hand:
 
     async with guarded(by_hand) as scene:
         scene.app.app = attentive
-        call = await trial(scene, by_hand, leaves=True)
+        call = await trial(scene, by_hand, **saying(leaves=True))
         call.hang_up() if how == "hang up" else call.cancel()
         await settle()
         assert call.ended
@@ -267,7 +267,7 @@ async def test_bl_84_b_a_trial_that_is_answered_400_neither_closes_nor_extends(
     by_hand: HandClock,
 ) -> None:
     async with guarded(by_hand) as scene:
-        call = await trial(scene, by_hand, fate=400)
+        call = await trial(scene, by_hand, **saying(fate=400))
         call.finish()
         await settle()
         assert call.status == 400
@@ -277,7 +277,7 @@ async def test_bl_84_b_a_trial_that_is_answered_400_neither_closes_nor_extends(
 async def test_bl_84_c_a_trial_that_fails_otherwise_gives_its_place_back(by_hand: HandClock) -> None:
     error = LookupError()
     async with guarded(by_hand) as scene:
-        call = await trial(scene, by_hand, fate=error)
+        call = await trial(scene, by_hand, **saying(fate=error))
         call.finish()
         await settle()
         assert call.error is error
@@ -311,7 +311,7 @@ async def test_bl_84_e_a_trial_that_our_own_queue_refuses_has_taken_no_place(by_
 
 async def test_a_trial_that_runs_out_of_memory_opens_it_for_another_cool_down(by_hand: HandClock) -> None:
     async with guarded(by_hand) as scene:
-        call = await trial(scene, by_hand, fate=oom())
+        call = await trial(scene, by_hand, **saying(fate=oom()))
         call.finish()
         await settle()
         by_hand.pass_(COOL_DOWN - 1)
@@ -327,7 +327,7 @@ async def test_of_two_devices_the_healthy_one_serves_while_the_other_is_tried_ou
     guards = [OutOfMemoryGuard(cool_down=COOL_DOWN, opens_after=1)]
     async with guarded(by_hand, devices=cards, guards=guards) as scene:
         look(scene.admission)
-        await scene.run(fate=oom())
+        await scene.run(**saying(fate=oom()))
         assert [device.closed_by for device in scene.admission.snapshot().devices] == ["out-of-memory", None]
         calls = [await scene.start(cost=50) for _ in range(3)]
         assert [call.reached_app for call in calls] == [True, True, False], "b serves: it may wait"
@@ -354,7 +354,7 @@ async def test_bl_83_a_broken_device_is_closed_until_restart(by_hand: HandClock,
         app = Starlette(routes=[Mount("/health", Health(scene.admission))])
         with TestClient(app) as probe:
             assert probe.get("/health/ready").status_code == 200
-            waiting_for = await scene.start(cost=100, fate=fate)
+            waiting_for = await scene.start(cost=100, **saying(fate=fate))
             waiting = await scene.start(cost=100)
             waiting_for.finish()
             await settle()
@@ -380,7 +380,7 @@ async def test_bl_83_a_fault_outlasts_what_would_recover(by_hand: HandClock) -> 
     gpu = Card(by_hand, facts={"temperature": 95.0})
     guards = [MemoryGuard(), OutOfMemoryGuard(opens_after=1), FaultGuard(), ThermalGuard()]
     async with scenario(fated, devices=[gpu], guards=guards) as scene:
-        running = [await scene.start(fate=fate) for fate in (oom(), FAULTS[0])]
+        running = [await scene.start(**saying(fate=fate)) for fate in (oom(), FAULTS[0])]
         look(scene.admission)
         for call in running:
             call.finish()
@@ -404,7 +404,7 @@ async def test_one_broken_device_of_two_is_left_out_and_readiness_stays(by_hand:
     cards = [Card(by_hand, name="a"), Card(by_hand, name="b")]
     async with scenario(fated, devices=cards) as scene:
         look(scene.admission)
-        await scene.run(fate=FAULTS[0])
+        await scene.run(**saying(fate=FAULTS[0]))
         for _ in range(3):
             call = await scene.run(cost=60)
             assert call.lease is not None
@@ -455,7 +455,7 @@ def test_on_fault_exit_ends_the_process_with_a_code_of_its_own() -> None:
 async def test_on_fault_may_be_a_callable_that_gets_the_reason(by_hand: HandClock) -> None:
     reasons: list[str] = []
     async with scenario(fated, devices=[Card(by_hand)], on_fault=reasons.append) as scene:
-        await scene.run(fate=FAULTS[0])
+        await scene.run(**saying(fate=FAULTS[0]))
         await until(lambda: bool(reasons))
         scene.admission.drain()
     assert reasons == ["a request failed with RuntimeError"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from gpu_admission import Admission, current_lease
+from gpu_admission.estimators import Constant, Linear
 from gpu_admission.types import Event
 from tests.cases.doors import BODY, Prompt
 from tests.cases.harness import Call, until
@@ -307,6 +309,14 @@ def test_bl_56_a_function_that_is_an_unmetered_route_elsewhere_may_be_admitted_t
 @pytest.mark.parametrize("thing", [Prompt, 7, "x", HTTPEndpoint], ids=repr)
 def test_bl_56_what_is_no_endpoint_fails_at_import(thing: Any) -> None:
     with pytest.raises(TypeError, match=r"admit\(\) goes on an endpoint function"):
+        Admission(capacity=100, estimator=60).admit(thing)
+
+
+@pytest.mark.parametrize(
+    "thing", ["1GiB", 2**30, {"/x": "1GiB"}, Constant(1), Linear({"prompt_tokens": 1})], ids=repr
+)
+def test_what_is_charged_given_in_the_place_of_the_endpoint_is_refused_with_its_keyword(thing: Any) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"admit(estimator={thing!r})")):
         Admission(capacity=100, estimator=60).admit(thing)
 
 

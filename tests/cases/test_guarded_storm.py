@@ -14,7 +14,7 @@ from gpu_admission import current_lease
 from gpu_admission.guards import MemoryGuard, OutOfMemoryGuard, ThermalGuard
 from gpu_admission.types import Receive, Scope, Send
 from tests.cards import Card, HandClock, look
-from tests.cases.harness import Call, Scene, answer, read_body, scenario, settle
+from tests.cases.harness import Call, Scene, answer, read_body, saying, scenario, settle
 
 pytestmark = pytest.mark.anyio
 WAVES, CALLS = 12, 12
@@ -25,14 +25,14 @@ async def fated(scope: Scope, receive: Receive, send: Send) -> None:
     call: Call = scope["call"]
     call.lease = lease = current_lease()
     assert lease is not None
-    card: Card = scope["cards"][lease.device_index]
+    card: Card = scope["test.cards"][lease.device_index]
     size = lease.bytes
     card.filled += size
     try:
         call.read = await read_body(receive)
         call.started.set()
         await call.may_finish.wait()
-        fate: Any = scope["fate"]
+        fate: Any = scope["test.fate"]
         if isinstance(fate, Exception):
             raise fate
         await answer(send, b"done", status=fate)
@@ -58,7 +58,9 @@ async def weather(scene: Scene, cards: list[Card], clock: HandClock, dice: rando
 
 
 async def wave(scene: Scene, cards: list[Card], clock: HandClock, dice: random.Random) -> list[Call]:
-    calls = [scene.call(cost=dice.randint(1, 120), fate=fates(dice), cards=cards) for _ in range(CALLS)]
+    calls = [
+        scene.call(cost=dice.randint(1, 120), **saying(fate=fates(dice), cards=cards)) for _ in range(CALLS)
+    ]
     for call in calls:
         scene.group.start_soon(call.run)
     await settle()
@@ -102,7 +104,7 @@ async def test_whatever_happens_to_devices_and_requests_all_comes_back(by_hand: 
             scene.check_rest()
             assert [card.filled for card in cards] == [0, 0]
             # One good request on each closes what is half-open; then all of it comes back.
-            for trial in [await scene.start(cost=1, fate=200, cards=cards) for _ in cards]:
+            for trial in [await scene.start(cost=1, **saying(fate=200, cards=cards)) for _ in cards]:
                 trial.finish()
             await clear_up(scene, cards, by_hand)
             assert scene.admission.snapshot().available == 100

@@ -20,7 +20,7 @@ from gpu_admission.admission.refusals import retry_after
 from gpu_admission.guards import FaultGuard, OutOfMemoryGuard
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 from tests.cards import Card, HandClock
-from tests.cases.harness import Call, StreamedCost, answer, cost, read_body, scenario, settle, working
+from tests.cases.harness import Call, StreamedCost, answer, cost, read_body, saying, scenario, settle, working
 
 pytestmark = pytest.mark.anyio
 
@@ -334,7 +334,7 @@ async def fails(scope: Scope, receive: Receive, send: Send) -> None:
     """Probes are answered; work ends as the call says."""
     call: Call = scope["call"]
     if scope["method"] == "POST":
-        raise RuntimeError(call.scope["error"])
+        raise RuntimeError(call.scope["test.error"])
     await answer(send, b"alive")
 
 
@@ -351,7 +351,7 @@ async def test_bl_22_while_the_breaker_is_open_no_body_is_read_and_probes_are_an
     guard, error = BREAKERS[name]
     admission = Admission(capacity=100, estimator=cost, devices=[Card(by_hand)], guards=[guard])
     app = GPUAdmission(fails, admission=admission)
-    first = Call(app, b"question", error=error)
+    first = Call(app, b"question", **saying(error=error))
     await first.run()
     assert isinstance(first.error, RuntimeError)
     refused = Call(app, b"question", headers=[(b"content-length", b"8")])

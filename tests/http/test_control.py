@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -90,13 +91,23 @@ async def test_a_control_path_that_the_settings_name_is_metered(how: dict[str, A
     assert "control=" not in line(admission)
 
 
-async def test_the_setting_adds_paths_and_the_start_line_names_all() -> None:
+async def test_the_setting_adds_paths_which_the_start_line_names_beside_the_count_of_the_known() -> None:
     admission = budget(control=["/jobs/*/stop"])
     assert await post(admission, "/jobs/7/stop", b'{"max_tokens": 5}') == 200
     assert admission.snapshot().counts == {}
-    assert "/interrupt, " in line(admission)
-    assert line(admission).endswith(", /jobs/*/stop]")
-    assert line(budget(routes=["/v1/**"])).count("/interrupt") == 0, "only what would be metered"
+    assert re.search(r" control=\[\d\d known paths, /jobs/\*/stop\]$", line(admission))
+    few = budget(routes=["/v1/**"])
+    assert re.search(r" control=\[\d known paths\]$", line(few)), "only what would be metered"
+
+
+async def test_the_log_lists_all_control_paths_at_debug(caplog: pytest.LogCaptureFixture) -> None:
+    admission = budget(control=["/jobs/*/stop"])
+    with caplog.at_level("DEBUG", "gpu_admission"):
+        await admission.entrance.acquire(Estimate(1))
+    (told,) = [record for record in caplog.records if "control paths" in record.message]
+    assert told.levelname == "DEBUG"
+    assert "/interrupt, " in told.message
+    assert told.message.endswith(", /jobs/*/stop")
 
 
 def line(admission: Admission) -> str:

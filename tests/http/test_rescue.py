@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from gpu_admission import Admission, GPUAdmission, current_lease
 from gpu_admission.types import Event, Message, Receive, Scope, Send
 from tests.cards import Card, HandClock, Opinion, look
-from tests.cases.harness import Call, Scene, answer, read_body, scenario, settle
+from tests.cases.harness import Call, Scene, answer, read_body, saying, scenario, settle
 from tests.test_openai_client import served
 
 pytestmark = pytest.mark.anyio
@@ -30,20 +30,20 @@ def out_of_memory() -> RuntimeError:
 
 
 async def fated(scope: Scope, receive: Receive, send: Send) -> None:
-    """Begins as ``scope["begins"]`` says, and ends as ``scope["fate"]`` does."""
+    """Begins as ``scope["test.begins"]`` says, and ends as ``scope["test.fate"]`` does."""
     call: Call = scope["call"]
     call.lease = current_lease()
     call.read = await read_body(receive)
     call.started.set()
-    begins: tuple[tuple[bytes, bytes], ...] | None = scope.get("begins")
+    begins: tuple[tuple[bytes, bytes], ...] | None = scope.get("test.begins")
     if begins is not None:
         await send({"type": "http.response.start", "status": 200, "headers": list(begins)})
         await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
-    if scope.get("reports"):
+    if scope.get("test.reports"):
         assert call.lease is not None
         call.lease.report_oom()
     await call.may_finish.wait()
-    fate = scope.get("fate", 200)
+    fate = scope.get("test.fate", 200)
     if isinstance(fate, BaseException):
         raise fate
     await answer(send, b"done", status=fate)
@@ -63,14 +63,14 @@ async def test_the_status_of_an_answer_is_how_its_work_ended(
     by_hand: HandClock, status: int, outcome: str
 ) -> None:
     async with scenario(fated, devices=[Card(by_hand)]) as scene:
-        assert (await scene.run(fate=status)).status == status
+        assert (await scene.run(**saying(fate=status))).status == status
     assert ends(scene) == [outcome]
 
 
 async def test_what_the_app_reported_counts_whatever_it_answered(by_hand: HandClock) -> None:
     async with scenario(fated, devices=[Card(by_hand)]) as scene:
-        assert (await scene.run(fate=500, reports=True)).status == 500
-        assert (await scene.run(fate=200, reports=True)).status == 200
+        assert (await scene.run(**saying(fate=500, reports=True))).status == 500
+        assert (await scene.run(**saying(fate=200, reports=True))).status == 200
     assert ends(scene) == ["oom", "oom"]
 
 
@@ -105,7 +105,7 @@ async def test_a_stream_whose_client_leaves_has_shown_nothing(by_hand: HandClock
 async def test_without_guards_the_status_tells_it_too() -> None:
     async with scenario(fated) as scene:
         for status in (200, 404, 500):
-            await scene.run(fate=status)
+            await scene.run(**saying(fate=status))
     assert ends(scene) == ["ok", "client", "error"]
 
 
@@ -133,7 +133,7 @@ async def test_an_exception_that_is_not_out_of_memory_passes_untouched(
 ) -> None:
     error = ValueError("the user wrote: CUDA out of memory")
     async with scenario(fated, devices=[Card(by_hand)], **settings) as scene:
-        call = await scene.run(fate=error, begins=begins)
+        call = await scene.run(**saying(fate=error, begins=begins))
     assert call.error is error
     assert len(call.sent) == (0 if begins is None else 2)
     assert ends(scene) == ["error"]
@@ -142,7 +142,10 @@ async def test_an_exception_that_is_not_out_of_memory_passes_untouched(
 async def test_bl_09_out_of_memory_passes_untouched_unless_asked_for(by_hand: HandClock) -> None:
     error = out_of_memory()
     async with scenario(fated, devices=[Card(by_hand)]) as scene:
-        before, during = await scene.run(fate=error), await scene.run(fate=error, begins=(SSE,))
+        before, during = (
+            await scene.run(**saying(fate=error)),
+            await scene.run(**saying(fate=error, begins=(SSE,))),
+        )
     assert before.error is during.error is error
     assert (len(before.sent), len(during.sent)) == (0, 2)
     assert ends(scene) == ["oom", "oom"]
@@ -154,7 +157,7 @@ async def test_bl_09_out_of_memory_passes_untouched_unless_asked_for(by_hand: Ha
 
 async def test_out_of_memory_may_be_answered_with_a_status(by_hand: HandClock) -> None:
     async with scenario(fated, devices=[Card(by_hand)], oom_status=503) as scene:
-        call = await scene.run(fate=out_of_memory())
+        call = await scene.run(**saying(fate=out_of_memory()))
         problem = call.problem()
     assert call.error is None
     assert (call.status, problem["reason"]) == (503, "gpu_unavailable")
@@ -165,7 +168,7 @@ async def test_out_of_memory_may_be_answered_with_a_status(by_hand: HandClock) -
 
 async def test_any_error_status_may_be_chosen_and_the_answer_is_as_every_refusal() -> None:
     async with scenario(fated, oom_status=507, on_reject="openai") as scene:
-        call = await scene.run(fate=ExceptionGroup("in a task", [out_of_memory()]))
+        call = await scene.run(**saying(fate=ExceptionGroup("in a task", [out_of_memory()])))
     assert call.status == 507
     assert json.loads(call.body)["error"]["code"] == "gpu_unavailable"
 
@@ -179,7 +182,7 @@ async def test_its_bytes_are_back_before_the_answer_goes_out() -> None:
             await super().send(message)
 
     async with scenario(fated, oom_status=503) as scene:
-        call = Looking(scene.app, cost=60, fate=out_of_memory())
+        call = Looking(scene.app, cost=60, **saying(fate=out_of_memory()))
         call.finish()
         await call.run()
     assert held == [0, 0]
@@ -189,14 +192,17 @@ async def test_its_bytes_are_back_before_the_answer_goes_out() -> None:
 async def test_an_answer_that_has_begun_is_not_begun_again(by_hand: HandClock) -> None:
     error = out_of_memory()
     async with scenario(fated, devices=[Card(by_hand)], oom_status=503) as scene:
-        call = await scene.run(fate=error, begins=(SSE,))
+        call = await scene.run(**saying(fate=error, begins=(SSE,)))
     assert call.error is error
     assert len(call.sent) == 2
 
 
 async def test_a_cancellation_is_never_answered_though_out_of_memory_was_reported() -> None:
     async with scenario(fated, oom_status=503, oom_event=True) as scene:
-        before, during = await scene.start(reports=True), await scene.start(reports=True, begins=(SSE,))
+        before, during = (
+            await scene.start(**saying(reports=True)),
+            await scene.start(**saying(reports=True, begins=(SSE,))),
+        )
         before.cancel()
         during.cancel()
     assert before.cancelled
@@ -208,27 +214,27 @@ async def test_a_cancellation_is_never_answered_though_out_of_memory_was_reporte
 async def test_another_failure_after_a_report_is_the_apps_own() -> None:
     error = LookupError()
     async with scenario(fated, oom_status=503) as scene:
-        call = await scene.run(fate=error, reports=True)
+        call = await scene.run(**saying(fate=error, reports=True))
     assert call.error is error
     assert call.sent == []
 
 
 async def failing_page(scope: Scope, receive: Receive, send: Send) -> None:
-    """As a framework does: an error page of ``scope["pages"]`` chunks, and then the exception."""
+    """As a framework does: an error page of ``scope["test.pages"]`` chunks, and then the exception."""
     call: Call = scope["call"]
     call.read = await read_body(receive)
     await send({"type": "http.response.start", "status": 500, "headers": []})
-    pages: int = scope["pages"]
+    pages: int = scope["test.pages"]
     for page in range(pages):
         await send({"type": "http.response.body", "body": b"page", "more_body": page + 1 < pages})
-    if scope["fate"] is not None:
-        raise scope["fate"]
+    if scope["test.fate"] is not None:
+        raise scope["test.fate"]
 
 
 @pytest.mark.parametrize("whole", [True, False])
 async def test_an_error_page_of_the_frameworks_is_replaced_too(whole: bool) -> None:
     async with scenario(failing_page, oom_status=503) as scene:
-        call = await scene.run(fate=out_of_memory(), pages=1 if whole else 0)
+        call = await scene.run(**saying(fate=out_of_memory(), pages=1 if whole else 0))
     assert (call.error, call.status) == (None, 503)
     assert ends(scene) == ["oom"]
 
@@ -237,21 +243,21 @@ async def test_an_error_page_of_the_frameworks_is_replaced_too(whole: bool) -> N
 @pytest.mark.parametrize("fate", [None, LookupError()])
 async def test_another_error_page_is_sent_as_it_is(fate: Exception | None, pages: int) -> None:
     async with scenario(failing_page, oom_status=503) as scene:
-        call = await scene.run(fate=fate, pages=pages)
+        call = await scene.run(**saying(fate=fate, pages=pages))
     assert (call.error, call.status, call.body) == (fate, 500, b"page" * pages)
 
 
 async def test_a_long_error_page_has_begun() -> None:
     error = out_of_memory()
     async with scenario(failing_page, oom_status=503) as scene:
-        call = await scene.run(fate=error, pages=2)
+        call = await scene.run(**saying(fate=error, pages=2))
     assert (call.error, call.status, call.body) == (error, 500, b"pagepage")
 
 
 async def test_an_error_page_that_can_not_be_sent_does_not_hide_the_apps_exception() -> None:
     error = LookupError()
     async with scenario(failing_page, oom_status=503) as scene:
-        call = scene.call(fate=error, pages=1)
+        call = scene.call(**saying(fate=error, pages=1))
         call.send_fails_at = 0
         await call.run()
     assert call.error is error
@@ -259,7 +265,7 @@ async def test_an_error_page_that_can_not_be_sent_does_not_hide_the_apps_excepti
 
 async def test_a_status_of_500_may_be_chosen() -> None:
     async with scenario(failing_page, oom_status=500) as scene:
-        call = await scene.run(fate=out_of_memory(), pages=1)
+        call = await scene.run(**saying(fate=out_of_memory(), pages=1))
     assert (call.status, call.problem()["status"]) == (500, 500)
 
 
@@ -284,7 +290,7 @@ def test_on_a_route_of_its_own_a_broken_stream_ends_with_an_event() -> None:
 
 async def test_what_the_own_classifier_calls_out_of_memory_is_answered() -> None:
     async with scenario(fated, oom_status=503, classify=lambda error: "oom") as scene:
-        call = await scene.run(fate=KeyError())
+        call = await scene.run(**saying(fate=KeyError()))
     assert call.status == 503
 
 
@@ -301,7 +307,7 @@ async def test_what_the_own_classifier_calls_out_of_memory_is_answered() -> None
 async def test_a_stream_of_events_gets_the_dialects_error_event_and_ends(path: str, end: bytes) -> None:
     error = out_of_memory()
     async with scenario(fated, oom_event=True) as scene:
-        call = await scene.run(fate=error, begins=(SSE,), path=path)
+        call = await scene.run(path=path, **saying(fate=error, begins=(SSE,)))
     assert call.error is error
     first, last = call.sent[1], call.sent[-1]
     assert first["body"] == b"data: 1\n\n"
@@ -323,7 +329,7 @@ async def test_a_stream_of_events_gets_the_dialects_error_event_and_ends(path: s
 )
 async def test_an_event_is_sent_only_in_the_streams_own_form(path: str, begins: Any, sends: bool) -> None:
     async with scenario(fated, oom_event=True) as scene:
-        call = await scene.run(fate=out_of_memory(), begins=begins, path=path)
+        call = await scene.run(path=path, **saying(fate=out_of_memory(), begins=begins))
     assert len(call.sent) == 2 + sends
     if sends:
         assert json.loads(call.sent[-1]["body"]) == {"error": "the device ran out of memory"}
@@ -345,7 +351,7 @@ async def test_after_the_last_chunk_nothing_is_sent() -> None:
 async def test_a_client_that_has_gone_does_not_hide_the_apps_exception(settings: dict[str, Any]) -> None:
     error = out_of_memory()
     async with scenario(fated, **settings) as scene:
-        call = scene.call(fate=error, begins=(SSE,) if "oom_event" in settings else None)
+        call = scene.call(**saying(fate=error, begins=(SSE,) if "oom_event" in settings else None))
         call.send_fails_at = 2 if "oom_event" in settings else 0
         call.finish()
         await call.run()
@@ -422,7 +428,7 @@ def test_the_openai_client_raises_a_503_for_what_ran_out_of_memory_before_it_ans
 async def test_a_guard_sees_the_end_before_the_next_request_starts(by_hand: HandClock) -> None:
     guard = Opinion()
     async with scenario(fated, devices=[Card(by_hand)], guards=[guard]) as scene:
-        first = await scene.start(cost=100, fate=out_of_memory())
+        first = await scene.start(cost=100, **saying(fate=out_of_memory()))
         second = await scene.start(cost=100)
         guard.limit = 0
         first.finish()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+
+from gpu_admission.testing import Call, working
 
 pytest_plugins = ["pytester"]
 
@@ -79,3 +83,16 @@ def test_what_was_not_given_back_fails_the_test(pytester: pytest.Pytester) -> No
     done = pytester.runpytest_subprocess("-q", "-p", "no:cacheprovider")
     done.assert_outcomes(passed=1, errors=1)
     done.stdout.fnmatch_lines(["*not all was given back*'in_use': 60*"])
+
+
+@pytest.mark.parametrize("wrong", ["header", "costs", "content", "method_"])
+def test_a_call_refuses_a_keyword_that_is_no_key_of_a_scope(wrong: str) -> None:
+    unknown: dict[str, Any] = {wrong: b"x", "path": "/x"}
+    with pytest.raises(TypeError, match=f"Call got '{wrong}', which is neither .* http_version, "):
+        Call(working, **unknown)
+
+
+@pytest.mark.anyio
+async def test_a_call_takes_keys_of_a_scope_and_those_with_a_dot() -> None:
+    mine: dict[str, Any] = {"mine.key": 1}
+    assert Call(working, path="/x", **mine).scope["mine.key"] == 1
