@@ -16,7 +16,6 @@ from gpu_admission.http.charge import AsksForNothing
 from gpu_admission.http.inside import block_for, run_inside
 from gpu_admission.http.intake import intake_of
 from gpu_admission.http.lifespan import started_with
-from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import run
 from gpu_admission.http.waiting import WhileWaiting, run_merged
 from gpu_admission.rules.patterns import root_path_of
@@ -66,7 +65,7 @@ class GPUAdmission:
             if waiting is not None and waiting.has_begun:
                 await waiting.refuse(rejected)
                 return
-            await response_for(admission.settings.on_reject, intake.info, rejected)(scope, receive, send)
+            await intake.answer(rejected)(scope, receive, send)
             return
         except AsksForNothing:
             await self.app(scope, intake.body, send)

@@ -13,6 +13,8 @@ from gpu_admission.sizes import format_bytes
 
 SHARE = 3 / 4
 """The share of ``max_buffered_bytes`` that requests from one client address may hold: never all of it."""
+_SPARE = 8 * 2**20
+"""Bytes of a limit of 128 MiB or more that are left for what is not counted: messages, gaps in the heap."""
 
 
 class BufferedBytes:
@@ -24,6 +26,7 @@ class BufferedBytes:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self._most = limit - _SPARE if limit >= 16 * _SPARE else limit
         self.held = 0
         self.unpacking = 0
         self._share = int(limit * SHARE)
@@ -32,31 +35,31 @@ class BufferedBytes:
 
     def take(self, size: int, client: str | None = None) -> None:
         """Raises ``QueueFull`` where ``max_buffered_bytes``, or the share of ``client``, would be passed."""
+        self.check(size, client)
+        if client is not None:
+            self._of_clients[client] = self._of_clients.get(client, 0) + size
+        self.held += size
+
+    def check(self, size: int, client: str | None = None) -> None:
+        """Raise as ``take`` would, and take nothing."""
         held = self.held + self.unpacking
-        if held + size > self.limit:
+        if held + size > self._most:
             raise QueueFull(
                 "queue_full",
                 f"waiting bodies hold {format_bytes(held)} already: "
                 f"max_buffered_bytes={format_bytes(self.limit)}",
             )
-        if client is not None:
-            self._take_for(client, size)
-        self.held += size
-
-    def _take_for(self, client: str, size: int) -> None:
-        held = self._of_clients.get(client, 0) + size
-        if held > self._share:
+        if client is not None and self._of_clients.get(client, 0) + size > self._share:
             raise QueueFull(
                 "queue_full",
                 f"waiting bodies from this client address would hold more than {SHARE:.0%} of "
                 f"max_buffered_bytes={format_bytes(self.limit)}",
             )
-        self._of_clients[client] = held
 
     def has_room(self, size: int, client: str | None = None) -> bool:
         """Whether ``take`` would succeed."""
         own = 0 if client is None else self._of_clients.get(client, 0)
-        return self.held + self.unpacking + size <= self.limit and own + size <= self._share
+        return self.held + self.unpacking + size <= self._most and own + size <= self._share
 
     def give(self, size: int, client: str | None = None) -> None:
         self.held -= size
@@ -71,7 +74,7 @@ class BufferedBytes:
     def change_copies(self, size: int) -> None:
         """Count ``size`` bytes of copies, from any thread; a negative size gives them back."""
         with self._lock:
-            if size > 0 and self.held + self.unpacking + size > self.limit:
+            if size > 0 and self.held + self.unpacking + size > self._most:
                 raise QueueFull(
                     "queue_full",
                     f"unpacked bodies need more than max_buffered_bytes={format_bytes(self.limit)}",

@@ -22,6 +22,7 @@ from gpu_admission.admission.context import innermost, step_in
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
+from gpu_admission.http.spool import Spool
 from gpu_admission.runtime.loop import running_asyncio
 from gpu_admission.runtime.timelimit import ENDED, NOT_BEGUN, rest
 from gpu_admission.sizes import format_bytes
@@ -35,6 +36,10 @@ MANY_MESSAGES = 256
 MESSAGE_BYTES = 256
 """Memory that a message takes beyond its bytes. Counted when a body comes in more than
 ``MANY_MESSAGES``: cut into single bytes, it would hold hundreds of times its size."""
+SPOOLED_BEYOND = 128 * 1024
+"""Of a body longer than this, what comes next is spooled."""
+LONGEST_SPOOLED = 512 * 1024
+"""A longer message is kept as it came: a copy would take the event loop's time."""
 STEP_MESSAGES = 32
 """After this many messages other tasks get a turn."""
 LEAST_RATE = 4096
@@ -78,8 +83,9 @@ class Body(msgspec.Struct, eq=False):
     """Why the app did not get the rest of it. If no response has begun, this refusal is the response."""
     lease: Lease | None = None
     """The lease that is held while the app reads; the server's ``receive`` runs outside of it."""
-    _messages: deque[Message] | None = None
-    """What has come before the app asked."""
+    _messages: deque[Message | int] | None = None
+    """What has come before the app asked; an int for so many bytes in the spool, with more to come."""
+    _spool: Spool | None = None
     _taken: Message | None = None
     _extra: int = 0
     _began: float = 0.0
@@ -90,7 +96,8 @@ class Body(msgspec.Struct, eq=False):
 
     async def __call__(self) -> Message:
         if self._messages:
-            return self._messages.popleft()
+            kept = self._messages.popleft()
+            return self._unspooled(kept) if isinstance(kept, int) else kept
         if self.disconnected is not None:
             return self.disconnected
         if self.failure is not None:
@@ -116,6 +123,10 @@ class Body(msgspec.Struct, eq=False):
         elif not self.complete:
             self._pass_on(message)
         return message
+
+    def _unspooled(self, size: int) -> Message:
+        assert self._spool is not None
+        return {"type": "http.request", "body": self._spool.take(size), "more_body": True}
 
     def _pass_on(self, message: Message) -> None:
         """Count what the app itself reads, against the same limit. Raises ``TooLarge``."""
@@ -234,19 +245,28 @@ class Body(msgspec.Struct, eq=False):
     @property
     def is_whole(self) -> bool:
         """Whether ``content`` is a message's own bytes, not a copy."""
-        return self._messages is not None and len(self._messages) == 1
+        return self._messages is not None and len(self._messages) == 1 and self._spool is None
 
     def content(self) -> bytes:
         """The whole body, as it came. One copy, none where it came in one piece."""
-        messages: Sequence[Message] = self._messages or ()
-        if len(messages) == 1:
+        messages: Sequence[Message | int] = self._messages or ()
+        if len(messages) == 1 and not isinstance(messages[0], int):
             body: bytes = messages[0].get("body", b"")
             return body
-        return _joined(messages)
+        return _joined(messages, self._spool)
 
     def replace(self, content: bytes) -> None:
         """Make ``content`` the whole body that the app gets."""
         self._messages = deque([{"type": "http.request", "body": content, "more_body": False}])
+        self._spool = None
+
+    def check_room(self, size: int) -> None:
+        """Raise ``QueueFull`` if a body of ``size`` bytes can't be held now, before any of it is received."""
+        self._buffer.check(size, self._client())
+
+    def drop(self) -> None:
+        """Keep nothing of what has come: the app will not ask for it."""
+        self._messages = self._spool = None
 
     def count(self) -> None:
         """Count what is held by now. Raises ``QueueFull``."""
@@ -278,7 +298,7 @@ class Body(msgspec.Struct, eq=False):
         if not self._messages:
             self._messages = deque((message,))
         else:
-            self._messages.append(message)
+            self._messages.append(self._spooled(message) if self.size > SPOOLED_BEYOND else message)
             if len(self._messages) > MANY_MESSAGES and kind == "http.request" and not self.complete:
                 self._extra += MESSAGE_BYTES
         if kind == "http.request" and not self.complete:
@@ -289,14 +309,28 @@ class Body(msgspec.Struct, eq=False):
             if not message.get("more_body", False):
                 self.complete = True
 
+    def _spooled(self, message: Message) -> Message | int:
+        """``message``, or its size if its bytes have gone to the spool."""
+        body: bytes = message.get("body", b"")
+        if len(body) > LONGEST_SPOOLED or message["type"] != "http.request" or not message.get("more_body"):
+            return message
+        if self._spool is None:
+            self._spool = Spool()
+        self._spool.append(body)
+        return len(body)
+
     def _too_large(self) -> TooLarge:
         limit = format_bytes(self._limits.max_body_bytes)
         return TooLarge("body_too_large", f"the body is larger than max_body_bytes={limit}")
 
 
-def _joined(messages: Sequence[Message]) -> bytes:
+def _joined(messages: Sequence[Message | int], spool: Spool | None) -> bytes:
     """Their bytes in one piece, appended one by one: a single large copy would hold up other threads."""
-    whole = io.BytesIO()
+    whole, at = io.BytesIO(), 0
     for message in messages:
-        whole.write(message.get("body", b""))
+        if not isinstance(message, int):
+            whole.write(message.get("body", b""))
+        elif spool is not None:
+            whole.write(spool.look(at, message))
+            at += message
     return whole.getvalue()

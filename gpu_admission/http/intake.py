@@ -21,18 +21,19 @@ from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_
 from gpu_admission.bodies.share import UNCOUNTED_BYTES
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import ClientLeft, Rejected, TooLarge, UnreadableBody
-from gpu_admission.http.body import Body
+from gpu_admission.http.body import WATCHED_BYTES, Body
 from gpu_admission.http.charge import AsksForNothing, ask, checked, heard, is_async, read_ahead
 from gpu_admission.http.clamp import clamp, clamped_body
 from gpu_admission.http.headers import deadline, has_no_body, of_the_body
 from gpu_admission.http.pickers import flow_of, lane_of, lane_of_unreadable
 from gpu_admission.http.request_id import name_request
-from gpu_admission.http.unpack import UNPACKED_HERE, is_short, unpack
+from gpu_admission.http.respond import response_for
+from gpu_admission.http.unpack import UNPACKED_HERE, is_short, readable
 from gpu_admission.request import RequestInfo
 from gpu_admission.rules.metering import Rule
-from gpu_admission.runtime.failure import log_failure
+from gpu_admission.runtime.failure import forget_trace, log_failure
 from gpu_admission.sizes import format_bytes
-from gpu_admission.types import Estimate, Receive, Scope
+from gpu_admission.types import ASGIApp, Estimate, Receive, Scope
 
 
 class Intake(msgspec.Struct, eq=False):
@@ -92,9 +93,9 @@ class Intake(msgspec.Struct, eq=False):
             if estimated is None and not admission.entrance.is_open(loop):
                 await self._check_open()
             declared, packed = of_the_body(self.scope)
-            if (declared or self._read_size) > admission.settings.max_body_bytes:
-                await self._check_open()  # a closed admission says so first
-                raise self._too_large(declared)
+            size = declared or self._read_size
+            if size > WATCHED_BYTES or size > admission.settings.max_body_bytes:
+                await self._check_size(size, declared)
             if estimated is None:
                 estimated = self._picked() or await self.estimate(packed, may_clamp=may_clamp)
             self.needed = estimated.bytes
@@ -119,14 +120,17 @@ class Intake(msgspec.Struct, eq=False):
         if isinstance(error, (Rejected, ClientLeft)):
             if self.admission.mode == "shadow":
                 return await self._unread()
-            raise self._lost(error) from None
-        if isinstance(error, AsksForNothing):
+            error = self._lost(error)
+        elif isinstance(error, AsksForNothing):
             self.body.is_free = True
-            raise error
-        if self.body.lease is not None:  # a ``SystemExit`` from a meter, or an interrupt, as it began
-            self.body.lease.release()
-        self.body.close()
-        raise error
+        else:
+            if self.body.lease is not None:  # a ``SystemExit`` from a meter, or an interrupt, as it began
+                self.body.lease.release()
+            self.body.close()
+        try:
+            raise error from None
+        finally:
+            del error  # which holds this frame, and so would hold the body until a collection
 
     async def _check_open(self) -> None:
         entrance = self.admission.entrance
@@ -157,6 +161,7 @@ class Intake(msgspec.Struct, eq=False):
             self.refuse(cause)
         else:
             self.admission.entrance.left(lane=self.lane, route=self.rule.route)
+            self.body.drop()
         self.body.close()
         return cause
 
@@ -164,6 +169,18 @@ class Intake(msgspec.Struct, eq=False):
         charged = Estimate(self.admission.settings.fallback or 1, notes=("the body was not read",))
         self.body.lease = lease = await self.admission.entrance.acquire(charged, route=self.rule.route)
         return lease
+
+    async def _check_size(self, size: int, declared: int | None) -> None:
+        """Refuse a large body by what it says of its size, before it is received."""
+        is_read_here = (self.rule.needs_body or self.admission.pickers_read) and not self._is_read
+        try:
+            if size > self.admission.settings.max_body_bytes:
+                raise self._too_large(declared)
+            if is_read_here:
+                self.body.check_room(size)
+        except Rejected:
+            await self._check_open()  # a closed admission says so first
+            raise
 
     def _too_large(self, declared: int | None) -> TooLarge:
         limit = format_bytes(self.admission.settings.max_body_bytes)
@@ -223,7 +240,7 @@ class Intake(msgspec.Struct, eq=False):
         """
         self._copies = copies = Copies(self.admission.buffer)
         limit = self.admission.settings.max_body_bytes
-        return functools.partial(_copy, self.body, packed, limit, copies)
+        return functools.partial(readable, self.body, packed, limit, copies)
 
     async def _decide(self, packed: Sequence[str]) -> Estimate | Awaitable[object]:
         """Ask the estimator and the pickers, all in one turn: here, or in a thread if the body is large.
@@ -290,24 +307,36 @@ class Intake(msgspec.Struct, eq=False):
         if fallback is None:
             if self.rule.may_be_empty and self.body.complete and not self.body.size:
                 raise AsksForNothing
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # which holds this frame
         as_it_came = (await self.estimate()).bytes if packed and self.body.size else 0
         lane = lane_of_unreadable(self.admission)
         if lane is not None:
             self.lane = lane
+        forget_trace(error)
         return Estimate(max(fallback, as_it_came), notes=(f"{error.detail}: fallback charged",))
 
     def _failed(self, error: Exception) -> Estimate:
         charged = max(1, self.admission.settings.fallback or self.admission.largest)
+        try:
+            return Estimate(charged, notes=(self._failure(error, charged),))
+        finally:
+            if error is not self.body.failure:
+                forget_trace(error)
+
+    def _failure(self, error: Exception, charged: int) -> str:
+        """What failed, in a few words; logged where it is a fault."""
         if self.body.failure is not None:  # the app hears of it when it reads
-            return Estimate(charged, notes=("the body could not be received",))
+            return "the body could not be received"
         if isinstance(error, TimeoutError) and getattr(self.rule.estimator, "waits", False):
-            return Estimate(charged, notes=("what it takes was not measured in time",))
+            return "what it takes was not measured in time"
         what = f"the estimator of {self.rule.route} failed"
         if self.rule.estimator is None:
             what = f"no pattern of the estimator mapping matches {self.rule.route}: the estimate failed"
         log_failure(what, error, f"{format_bytes(charged)} charged instead")
-        return Estimate(charged, notes=(f"the estimator failed with {type(error).__name__}",))
+        return f"the estimator failed with {type(error).__name__}"
 
     # how long it may wait
 
@@ -339,6 +368,20 @@ class Intake(msgspec.Struct, eq=False):
             rejected.waited = self._waited()
         self.admission.entrance.refused(rejected, lane=self.lane, route=self.rule.route, needed=self.needed)
 
+    def answer(self, rejected: Rejected) -> ASGIApp:
+        """The answer to its refusal; nothing else is kept of it."""
+        answer = response_for(self.admission.settings.on_reject, self.info, rejected)
+        self.forget(rejected)
+        return answer
+
+    def forget(self, rejected: Rejected) -> None:
+        """Keep nothing of a request that was refused: its client may be slow to take the answer."""
+        self.body.drop()
+        self.info.forget()
+        if self._copies is not None:
+            self._copies.forget()
+        forget_trace(rejected)
+
 
 def intake_of(
     admission: Admission,
@@ -352,16 +395,3 @@ def intake_of(
     """``read_size``: bytes of the body that were read before; ``info``: for a body that is gone by now."""
     body = Body(receive, admission.buffer, admission.settings, scope, admission.mode != "enforce")
     return Intake(admission, rule, scope, body, info, info is not None, read_size)
-
-
-def _copy(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> bytes:
-    """The body in one piece and unpacked, counted."""
-    copies.forget()
-    if body.is_whole:
-        content = body.content()
-    else:
-        spare = body.size // 8  # by how much it is grown ahead of its bytes
-        copies.take(body.size + spare)
-        content = body.content()
-        copies.take(-spare)
-    return unpack(content, packed, limit, copies) if packed else content

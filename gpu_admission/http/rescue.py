@@ -12,7 +12,6 @@ from collections.abc import Awaitable
 from gpu_admission.errors import Rejected
 from gpu_admission.http.intake import Intake
 from gpu_admission.http.outgoing import Response
-from gpu_admission.http.respond import response_for
 from gpu_admission.types import Scope
 
 logger = logging.getLogger("gpu_admission")
@@ -48,8 +47,7 @@ async def _refuse(refusal: Rejected, response: Response, intake: Intake, scope: 
 
 
 async def _replace(rejected: Rejected, response: Response, intake: Intake, scope: Scope) -> bool:
-    respond = response_for(intake.admission.settings.on_reject, intake.info, rejected)
-    return await _try(respond(scope, intake.body, response.send_past))
+    return await _try(intake.answer(rejected)(scope, intake.body, response.send_past))
 
 
 def _last_event(response: Response, intake: Intake) -> bytes:

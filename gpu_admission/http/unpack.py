@@ -15,6 +15,7 @@ from typing import Any
 from gpu_admission.admission.buffered import BufferedBytes, Copies
 from gpu_admission.bodies.pace import give_way
 from gpu_admission.errors import Rejected, TooLarge, UnreadableBody
+from gpu_admission.http.body import Body
 from gpu_admission.sizes import format_bytes
 
 UNPACKED_HERE = 16 * 1024
@@ -37,6 +38,19 @@ def unpack(body: bytes, encodings: Sequence[str], limit: int, copies: Copies) ->
     for encoding in reversed(encodings):
         body = _bounded(encoding, body, limit, copies)
     return body
+
+
+def readable(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> bytes:
+    """The body in one piece and unpacked, as ``unpack`` says; all copies are counted in ``copies``."""
+    copies.forget()
+    if body.is_whole:
+        content = body.content()
+    else:
+        spare = body.size // 8  # by how much it is grown ahead of its bytes
+        copies.take(body.size + spare)
+        content = body.content()
+        copies.take(-spare)
+    return unpack(content, packed, limit, copies) if packed else content
 
 
 def _bounded(encoding: str, body: bytes, limit: int, copies: Copies) -> bytes:

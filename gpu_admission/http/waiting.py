@@ -132,6 +132,7 @@ class WhileWaiting:
 
     async def refuse(self, rejected: Rejected) -> None:
         """Say why, as the last event of the stream that has begun."""
+        self._intake.forget(rejected)
         await self._end(self._error(rejected.detail, rejected.reason))
 
     async def failed(self) -> None:

@@ -16,7 +16,6 @@ from gpu_admission.errors import ClientLeft, Rejected, UnreadableBody
 from gpu_admission.http.body import Body
 from gpu_admission.http.inside import block_for, run_inside
 from gpu_admission.http.intake import Intake, intake_of
-from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import end
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.rules.metering import Rule
@@ -121,5 +120,5 @@ async def _refuse(rejected: Rejected, intake: Intake, scope: Scope, send: Send) 
     async def send_message(message: Message) -> None:
         await send({**message, "type": f"websocket.{message['type']}"})
 
-    respond = response_for(intake.admission.settings.on_reject, intake.info, rejected)
+    respond = intake.answer(rejected)
     await respond(intake.scope, intake.body, send_message)

@@ -22,7 +22,6 @@ from gpu_admission.errors import AdmissionError, ClientLeft, Rejected
 from gpu_admission.http.body import Body
 from gpu_admission.http.inside import block_for, run_inside
 from gpu_admission.http.intake import Intake, intake_of
-from gpu_admission.http.respond import response_for
 from gpu_admission.http.run import end, run
 from gpu_admission.request import Estimator
 from gpu_admission.routes.generators import Steps
@@ -95,7 +94,7 @@ class Door:
             else:
                 lease = await intake.lease()
         except Rejected as rejected:
-            return response_for(self.admission.settings.on_reject, intake.info, rejected)
+            return intake.answer(rejected)
         except ClientLeft:
             return _nothing
         if held is not None:
@@ -109,7 +108,7 @@ class Door:
             if error is not intake.body.refusal:
                 raise
             intake.refuse(intake.body.refusal)
-            return response_for(self.admission.settings.on_reject, intake.info, intake.body.refusal)
+            return intake.answer(intake.body.refusal)
         leave(lease, request.scope)
         return HeldResponse(
             response, functools.partial(_run, intake, lease), functools.partial(lease.finish, None)
@@ -164,7 +163,7 @@ class Door:
         if any(kind in handlers for kind in type(error).__mro__ if issubclass(kind, AdmissionError)):
             return error  # the app's own handler for refusals comes first
         handlers.setdefault(Answered, _answer)
-        return Answered(error, response_for(self.admission.settings.on_reject, intake.info, error))
+        return Answered(error, intake.answer(error))
 
     def _intake(self, request: Request) -> Intake:
         rule = self._rule(request.scope)

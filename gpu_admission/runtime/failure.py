@@ -20,6 +20,22 @@ def log_failure(what: str, error: BaseException, then: str) -> None:
         logger.debug("%s: %s", what, ascii("".join(traceback.format_exception(error))))
 
 
+def forget_trace(error: BaseException | None) -> None:
+    """Drop the frames that ``error`` came through, which may be kept alive by it, and it by them.
+
+    In such frames stands what a client sent, as often as it was copied to be read: it would stay until
+    the next collection, counted by nobody.
+    """
+    seen: set[int] = set()
+    left = [error]
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = None
+            left += (each.__context__, each.__cause__)
+
+
 def _place(error: BaseException) -> str:
     """The file and line that raised it, where that is known."""
     trace = error.__traceback__

@@ -74,7 +74,7 @@ class Options(TypedDict, total=False):
     control: Iterable[str]
     """Patterns of calls that steer the server (stop, unload, count) and pass at once, beside those of
     ``gpu_admission.workloads.CONTROL_PATHS``, which pass unless ``routes`` or ``estimator`` name them
-    word for word. The start line lists all. Default: none."""
+    word for word. The start line counts them; at level DEBUG the log lists all. Default: none."""
     websockets: Iterable[str]
     """Patterns of paths whose WebSockets are metered, from accept to close, by an estimator that needs no
     body; a refused handshake gets the same answer, or close code 1013 where the server can send none.
