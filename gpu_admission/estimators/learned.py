@@ -25,7 +25,7 @@ from gpu_admission.estimators.measured import Measured, Progress
 from gpu_admission.estimators.meter import PeakMeter
 from gpu_admission.estimators.numbers import asked_of, hidden, name_of
 from gpu_admission.estimators.taken import ALONE, CORRECTION, Followed, Taken, as_estimate, moved, taken
-from gpu_admission.estimators.terms import clamp, render
+from gpu_admission.estimators.terms import checked_inner, clamp, render
 from gpu_admission.estimators.turns import Turns
 from gpu_admission.request import EstimateResult, Estimator, RequestInfo
 from gpu_admission.runtime import statefile
@@ -98,7 +98,7 @@ class Learned:
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count!r}")
         _check_reading(inner, usage, tokens)
-        self.inner = inner
+        self.inner = checked_inner(inner)
         self.usage = usage
         """Whether it wants to hear the usage that answers report."""
         self.meter = meter

@@ -72,6 +72,11 @@ class Linear:
         error: FitError | None = None,
         strict: bool = False,
     ) -> None:
+        if not isinstance(terms, Mapping):
+            raise TypeError(
+                f"terms of Linear must be a dict of features to bytes, like {{'prompt_tokens': '0.5MiB'}}, "
+                f"got {terms!r}"
+            )
         self.constant = _signed_bytes(constant)
         self.coefficients: Mapping[str, Number] = {name: _coefficient(name, c) for name, c in terms.items()}
         self.basis: Literal["device", "pool"] = basis

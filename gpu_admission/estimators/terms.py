@@ -7,7 +7,9 @@ belongs here.
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
+from gpu_admission.request import Estimator
 from gpu_admission.sizes import MAX_BYTES, format_bytes
 from gpu_admission.types import Estimate, Workload
 
@@ -19,6 +21,15 @@ def clamp(value: float) -> int:
             return value
         return math.ceil(value) if value > 1 else 1
     return MAX_BYTES
+
+
+def checked_inner(inner: Any) -> Estimator:
+    """``inner`` of an estimator around another. Raises ``TypeError`` if it is none."""
+    if callable(inner):
+        return cast("Estimator", inner)
+    raise TypeError(
+        f"inner must be an estimator, such as Linear(...), Constant(...) or a function, got {inner!r}"
+    )
 
 
 def assumed(workload: Workload) -> tuple[str, ...]:

@@ -7,7 +7,6 @@ time. What a body means is read in ``workloads``; what it costs in ``estimators`
 from __future__ import annotations
 
 import asyncio
-import io
 import math
 from collections import deque
 from collections.abc import Awaitable, Sequence
@@ -22,6 +21,7 @@ from gpu_admission.admission.context import innermost, step_in
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import BodyTimeout, ClientLeft, Rejected, TooLarge
 from gpu_admission.http.ahead import Ahead
+from gpu_admission.http.growing import Growing
 from gpu_admission.http.spool import Spool
 from gpu_admission.runtime.loop import running_asyncio
 from gpu_admission.runtime.timelimit import ENDED, NOT_BEGUN, rest
@@ -326,11 +326,12 @@ class Body(msgspec.Struct, eq=False):
 
 def _joined(messages: Sequence[Message | int], spool: Spool | None) -> bytes:
     """Their bytes in one piece, appended one by one: a single large copy would hold up other threads."""
-    whole, at = io.BytesIO(), 0
-    for message in messages:
-        if not isinstance(message, int):
-            whole.write(message.get("body", b""))
-        elif spool is not None:
-            whole.write(spool.look(at, message))
-            at += message
-    return whole.getvalue()
+    at = 0
+    with Growing() as growing:
+        for message in messages:
+            if not isinstance(message, int):
+                growing.write(message.get("body", b""))
+            elif spool is not None:
+                growing.write(spool.look(at, message))
+                at += message
+        return growing.whole()

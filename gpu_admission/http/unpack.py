@@ -7,7 +7,6 @@ bomb would unpack.
 from __future__ import annotations
 
 import importlib
-import io
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from gpu_admission.admission.buffered import BufferedBytes, Copies
 from gpu_admission.bodies.pace import give_way
 from gpu_admission.errors import Rejected, TooLarge, UnreadableBody
 from gpu_admission.http.body import Body
+from gpu_admission.http.growing import Growing, spare
 from gpu_admission.sizes import format_bytes
 
 UNPACKED_HERE = 16 * 1024
@@ -46,28 +46,29 @@ def readable(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> b
     if body.is_whole:
         content = body.content()
     else:
-        spare = body.size // 8  # by how much it is grown ahead of its bytes
-        copies.take(body.size + spare)
+        more = spare(body.size)
+        copies.take(body.size + more)
         content = body.content()
-        copies.take(-spare)
+        copies.take(-more)
     return unpack(content, packed, limit, copies) if packed else content
 
 
 def _bounded(encoding: str, body: bytes, limit: int, copies: Copies) -> bytes:
     pieces = _decoder(encoding)(body)
-    unpacked, size, spare = io.BytesIO(), 0, 0  # it grows in place: a join would double its bytes
-    for piece in _readable(encoding, pieces):
-        give_way()
-        copies.take(len(piece) + len(piece) // 8)  # by how much it is grown ahead of its bytes
-        spare += len(piece) // 8
-        size += len(piece)
-        unpacked.write(piece)
-        if size > limit:
-            raise TooLarge(
-                "body_too_large", f"the body unpacks to more than max_body_bytes={format_bytes(limit)}"
-            )
-    copies.take(-spare)
-    return unpacked.getvalue()
+    with Growing() as growing:
+        for piece in _readable(encoding, pieces):
+            give_way()
+            copies.take(len(piece))
+            growing.write(piece)
+            if growing.size > limit:
+                raise TooLarge(
+                    "body_too_large", f"the body unpacks to more than max_body_bytes={format_bytes(limit)}"
+                )
+        more = spare(growing.size)
+        copies.take(more)
+        unpacked = growing.whole()
+    copies.take(-more)
+    return unpacked
 
 
 def _readable(encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:

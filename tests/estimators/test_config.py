@@ -354,3 +354,9 @@ def test_an_element_type_may_be_torchs_own() -> None:
         assert [e.estimate(workload) for e in ours] == [e.estimate(workload) for e in named]
     with pytest.raises(TypeError, match=r"dtype must be a name such as 'bf16', or a torch\.dtype"):
         TransformersLM.from_config(Loaded(), dtype=32)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3-8B", "/nope/config.json"])
+def test_a_config_that_is_not_there_is_said_with_what_would_be_one(name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=rf"there is no '{name}': .* AutoConfig\.from_pretrained"):
+        ModelConfig.read(name)

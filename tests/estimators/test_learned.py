@@ -553,3 +553,9 @@ def test_a_torch_for_the_cpu_measures_nothing_and_says_so_at_once(monkeypatch: p
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=version))
     with pytest.raises(RuntimeError, match="built for CUDA or ROCm: this one is not"):
         TorchPeak()
+
+
+@pytest.mark.parametrize("inner", [None, 5, "1GiB", {"/v1": 1}])
+def test_an_inner_that_is_no_estimator_is_refused_where_it_is_given(inner: Any) -> None:
+    with pytest.raises(TypeError, match=r"inner must be an estimator, such as Linear\(\.\.\.\)"):
+        Learned(inner)

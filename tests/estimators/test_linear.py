@@ -316,3 +316,9 @@ class TestTrust:
             assert again.estimate(Workload(prompt_tokens=tokens)) == fit.estimate(
                 Workload(prompt_tokens=tokens)
             )
+
+
+@pytest.mark.parametrize("terms", [None, "prompt_tokens", ["prompt_tokens"], 7])
+def test_terms_that_are_no_dict_are_refused_with_an_example(terms: Any) -> None:
+    with pytest.raises(TypeError, match=r"terms of Linear must be a dict .* \{'prompt_tokens': '0.5MiB'\}"):
+        Linear(terms)

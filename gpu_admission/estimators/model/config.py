@@ -133,6 +133,11 @@ def config_dict(source: ConfigObject | Mapping[str, Any] | str | os.PathLike[str
 
 def _load(path: Path) -> Mapping[str, Any]:
     file = path / "config.json" if path.is_dir() else path
+    if not file.exists():
+        raise FileNotFoundError(
+            f"there is no {str(path)!r}: a model's config is the path of its config.json (or of the folder), "
+            "a dict, or what AutoConfig.from_pretrained(...) returns"
+        )
     config = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(config, dict):
         raise ValueError(f"{file} is not the config of a model: it holds no JSON object")
