@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from types import TracebackType
 
+from gpu_admission.bodies.share import StepShare
 from gpu_admission.errors import QueueFull
 from gpu_admission.sizes import format_bytes
 
@@ -15,6 +16,8 @@ SHARE = 3 / 4
 """The share of ``max_buffered_bytes`` that requests from one client address may hold: never all of it."""
 _SPARE = 8 * 2**20
 """Bytes of a limit of 128 MiB or more that are left for what is not counted: messages, gaps in the heap."""
+
+COPIED_BYTES = 2 * 2**20
 
 
 class BufferedBytes:
@@ -27,6 +30,8 @@ class BufferedBytes:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._most = limit - _SPARE if limit >= 16 * _SPARE else limit
+        self.copied = StepShare(COPIED_BYTES)
+        """What one step of the event loop copies of long uploads, all requests together."""
         self.held = 0
         self.unpacking = 0
         self._share = int(limit * SHARE)

@@ -15,17 +15,18 @@ UNCOUNTED_BYTES = 512
 
 
 class StepShare:
-    """The bytes that were read since somebody last waited for the loop's next step."""
+    """The bytes that were read since somebody last waited for the loop's next step, of ``limit`` at most."""
 
-    __slots__ = ("_read", "_step")
+    __slots__ = ("_limit", "_read", "_step")
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = STEP_BYTES) -> None:
+        self._limit = limit
         self._read = 0
         self._step = 0
 
     def has_room(self, size: int) -> bool:
         """Whether ``size`` bytes may be read now; if so they are counted."""
-        if self._read and self._read + size > STEP_BYTES:
+        if self._read and self._read + size > self._limit:
             return False
         self._read += size
         return True

@@ -96,6 +96,8 @@ class Body(msgspec.Struct, eq=False):
 
     async def __call__(self) -> Message:
         if self._messages:
+            if self._spool is not None:
+                await self._copies(self._messages[0])
             kept = self._messages.popleft()
             return self._unspooled(kept) if isinstance(kept, int) else kept
         if self.disconnected is not None:
@@ -123,6 +125,11 @@ class Body(msgspec.Struct, eq=False):
         elif not self.complete:
             self._pass_on(message)
         return message
+
+    async def _copies(self, kept: Message | int) -> None:
+        """Wait for a step of the loop that may copy these bytes: many uploads at once would hold it up."""
+        if isinstance(kept, int) and not self._buffer.copied.has_room(kept):
+            await self._buffer.copied.enter(kept)
 
     def _unspooled(self, size: int) -> Message:
         assert self._spool is not None
@@ -163,6 +170,8 @@ class Body(msgspec.Struct, eq=False):
                 await self._waited_for(call, waits_for)
             self._keep(self._came())
             self._check_kept()
+            if self._spool is not None and self._messages is not None:
+                await self._copies(self._messages[-1])
 
     async def _read_on(self, call: Awaitable[None], waits_for: Any) -> None:
         await self._waited_for(call, waits_for)

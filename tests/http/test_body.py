@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import anyio
@@ -9,10 +10,10 @@ import anyio.lowlevel
 import pytest
 
 from gpu_admission import QueueFull, TooLarge
-from gpu_admission.admission.buffered import BufferedBytes
+from gpu_admission.admission.buffered import COPIED_BYTES, BufferedBytes
 from gpu_admission.errors import ClientLeft
 from gpu_admission.http.ahead import Ahead
-from gpu_admission.http.body import MANY_MESSAGES, MESSAGE_BYTES, STEP_MESSAGES, Body
+from gpu_admission.http.body import MANY_MESSAGES, MESSAGE_BYTES, SPOOLED_BEYOND, STEP_MESSAGES, Body
 from gpu_admission.settings import Settings
 from gpu_admission.types import Message
 from tests.cases.harness import chunks, settle
@@ -187,3 +188,40 @@ async def test_a_call_ahead_that_the_server_cancels_is_not_asked_again(anyio_bac
     for _ in range(2):
         with pytest.raises(asyncio.CancelledError):
             await ahead.call()
+
+
+@pytest.mark.parametrize("replays", [False, True], ids=["read", "replayed"])
+async def test_many_long_uploads_at_once_are_copied_a_few_mebibytes_in_a_step_of_the_loop(
+    replays: bool,
+) -> None:
+    buffer = BufferedBytes(2**30)
+    limits = Settings.of({"estimator": 1})
+    bodies = [Body(Server(*chunks(*[bytes(2**16)] * 40)).receive, buffer, limits, {}) for _ in range(20)]
+    copied = [0]
+
+    async def replay(body: Body) -> None:
+        while (message := await body()).get("more_body"):
+            copied[0] += len(message["body"])
+
+    def far() -> int:
+        return copied[0] if replays else sum(body.size for body in bodies)
+
+    steps: list[int] = []
+
+    async def look() -> None:
+        while True:
+            steps.append(far())
+            await anyio.lowlevel.checkpoint()
+
+    if replays:
+        for body in bodies:
+            await body.read()
+    async with anyio.create_task_group() as group:
+        group.start_soon(look)
+        async with anyio.create_task_group() as work:
+            for body in bodies:
+                work.start_soon(*((replay, body) if replays else (body.read,)))
+        group.cancel_scope.cancel()
+    kept_as_it_came = 20 * (SPOOLED_BEYOND + 2**17)
+    assert far() > 20 * 2**21
+    assert max(after - before for before, after in pairwise(steps)) <= 2 * COPIED_BYTES + kept_as_it_came
