@@ -22,6 +22,8 @@ _USUAL = 8
 _FAR = 2.0
 _NEWEST = 32
 """Latest shares that always count, whatever the quantile says: it lags behind a rising need."""
+_MOST_OF_THEM = 0.98
+"""Share of a size's requests of which ``usual`` speaks: two in a hundred of 200 are no chance."""
 _RUN = 64
 """After this many shares in a row far below the charge, earlier ones are taken for another model's."""
 
@@ -77,6 +79,16 @@ class History:
         below = bisect_left(bounds, size)
         smaller = most[below - 1] if below else 0.0
         return max(estimated * self._share(size, caution), smaller)
+
+    def is_known(self, estimated: int, *, caution: int = 1) -> bool:
+        """Whether this very size was seen often enough to be judged by itself."""
+        own = self._sizes.get(size_class(estimated))
+        return own is not None and own.evidence >= min(self.window, _ENOUGH * caution)
+
+    def usual(self, estimated: int) -> float:
+        """What 98 in a hundred of this very size took at most; 0 if none was seen."""
+        own = self._sizes.get(size_class(estimated))
+        return estimated * own.ordered[math.ceil(_MOST_OF_THEM * len(own.ordered)) - 1] if own else 0.0
 
     def taken_by(self, estimated: int) -> float:
         """What requests estimated at ``estimated`` bytes took, however few were seen; 0 if none was."""

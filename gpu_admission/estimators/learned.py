@@ -54,10 +54,10 @@ class Learned:
 
     - ``usage``: learn from the token counts in the answers that pass through ``GPUAdmission``
       (OpenAI, Anthropic, vLLM, SGLang, TGI, llama.cpp, Ollama, LM Studio; JSON and streams). The
-      policy is the same, applied to new tokens by how many were asked for; ``inner``, which needs a
-      formula, turns the expected tokens into bytes. An answer that reports nothing (a stream without
-      ``stream_options.include_usage``, a compressed one) counts as all that was asked for. Only
-      on paths of a known API, or with a ``dialect`` set: elsewhere the model may write the answer.
+      policy is the same for new tokens, by how many were asked for and the prompt's length; ``inner``,
+      which needs a formula, makes bytes of them. An answer that reports nothing (compressed, or a stream
+      without ``stream_options.include_usage``) counts as all that was asked for. Only on paths
+      of a known API, or with a ``dialect`` set: elsewhere the model may write the answer.
     - ``tokens``: with ``"learned"``, a prompt is counted by what prompts of its route and model took,
       under the same policy, and never above one token per byte. Needs ``usage``.
     - ``capacity``: bytes, or a function that gives them. An estimate above it is not the last

@@ -31,11 +31,18 @@ class Counted(NamedTuple):
     """It was cut short: it would have used at least as many."""
 
 
+_ALIKE = 4
+"""Lengths of prompts that are kept apart, for each route that is: most routes see few."""
+
+
 class Lengths:
     """How many of the tokens that they ask for the requests of each route use. Not thread-safe.
 
-    Answers count as reported. ``prompts``: whether the count of a prompt follows what earlier prompts
-    turned out to be, with ``margin`` on top and shares within ``clip``.
+    Answers count as reported: those of a size that was asked for, and, once a hundred of them are
+    known, those to prompts of the same length (within a doubling). Where no more than two in a hundred
+    of these were longer than the size allows, that may be chance, and the size alone is believed.
+    ``prompts``: whether the count of a prompt follows what earlier prompts turned out to be, with
+    ``margin`` on top and shares within ``clip``.
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class Lengths:
         prompts: bool,
     ) -> None:
         self._answers, self._prompts = Histories(new, most), Histories(new, most)
+        self._alike = Histories(new, _ALIKE * most)
         self._margin = margin
         self._clip = clip
         self._counts_prompts = prompts
@@ -56,7 +64,7 @@ class Lengths:
         """``asked`` as it is expected to turn out; the ``size`` of its body bounds the tokens of a prompt."""
         new, prompt = asked.new_tokens, prompt_of(asked)
         if new and self._answers.count:
-            new = min(new, self._answer(route, new, caution))
+            new = min(new, self._answer(route, new, prompt, caution))
         share = 1.0
         if prompt and self._prompts.count:
             high = self._clip[1]
@@ -74,17 +82,24 @@ class Lengths:
     def learn(self, told: Counted, caution: int) -> None:
         """Take in what one request used."""
         if told.new_asked and told.new and self._is_news(told, caution):
-            self._answers.add(told.route, told.new_asked, told.new / told.new_asked)
+            share = told.new / told.new_asked
+            self._answers.add(told.route, told.new_asked, share)
+            self._alike.add(_alike(told.route, told.prompt_asked), told.new_asked, share)
         if told.prompt and told.prompt_asked and self._counts_prompts:
             low, high = self._clip
             share = min(high, max(low, told.prompt / told.prompt_asked))
             self._prompts.add(told.route, told.prompt_asked, share)
 
     def _is_news(self, told: Counted, caution: int) -> bool:
-        return not told.is_least or told.new > self._answer(told.route, told.new_asked, caution)
+        usual = self._answer(told.route, told.new_asked, told.prompt_asked, caution)
+        return not told.is_least or told.new > usual
 
-    def _answer(self, route: str, asked: int, caution: int) -> int:
-        return math.ceil(self._answers.size(route, asked, caution=caution, margin=0.0, most=1.0) - 1e-6)
+    def _answer(self, route: str, asked: int, prompt: int, caution: int) -> int:
+        tokens = self._answers.size(route, asked, caution=caution, margin=0.0, most=1.0)
+        alike = self._alike.get(_alike(route, prompt))
+        if alike is not None and alike.is_known(asked, caution=caution):
+            tokens = min(asked, alike.bytes_for(asked, caution=caution), max(tokens, alike.usual(asked)))
+        return math.ceil(tokens - 1e-6)
 
     @property
     def count(self) -> int:
@@ -98,23 +113,28 @@ class Lengths:
 
     def doubt(self) -> None:
         """Believe nothing below what is asked for until much more was seen."""
-        self._answers.doubt()
-        self._prompts.doubt()
+        for histories in (self._answers, self._alike, self._prompts):
+            histories.doubt()
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
-        return {"answers": self._answers.to_dict(), "prompts": self._prompts.to_dict()}
+        return {
+            "answers": self._answers.to_dict(),
+            "alike": self._alike.to_dict(),
+            "prompts": self._prompts.to_dict(),
+        }
 
-    def restored(self, saved: object) -> tuple[Histories, Histories]:
+    def restored(self, saved: object) -> tuple[Histories, Histories, Histories]:
         """What ``to_dict`` gave, for ``take``. Raises ``ValueError`` for anything else."""
         if not isinstance(saved, Mapping):
             raise ValueError(f"not saved lengths: {saved!r:.80}")
         answers = self._answers.restored(saved.get("answers", {}))
-        return answers, self._prompts.restored(saved.get("prompts", {}))
+        alike = self._alike.restored(saved.get("alike", {}))
+        return answers, alike, self._prompts.restored(saved.get("prompts", {}))
 
-    def take(self, restored: tuple[Histories, Histories]) -> None:
+    def take(self, restored: tuple[Histories, Histories, Histories]) -> None:
         """Put what was kept in place of what was learned."""
-        self._answers, self._prompts = restored
+        self._answers, self._alike, self._prompts = restored
 
 
 def heard(request: Followed, usage: Usage | None, sent: int | None) -> Iterator[Counted]:
@@ -125,18 +145,24 @@ def heard(request: Followed, usage: Usage | None, sent: int | None) -> Iterator[
     asked, route = request.asked, request.route
     if asked is None:
         return
+    most, long = asked.new_tokens, prompt_of(asked)
     if sent is not None:
-        yield Counted(route, asked.new_tokens, min(asked.new_tokens, sent), is_least=True)
+        yield Counted(route, most, min(most, sent), long, is_least=True)
     elif usage is None:
-        yield Counted(route, asked.new_tokens, asked.new_tokens)
+        yield Counted(route, most, most, long)
     else:
         real = really(asked, usage, longest_prompt=request.size)
         # None used is as good as one: a share of nothing would say nothing.
         new = max(1, real.new_tokens)
         prompt = 0 if usage.prompt_tokens is None else prompt_of(real)
-        yield Counted(route, asked.new_tokens, new, prompt_of(asked), prompt)
+        yield Counted(route, most, new, long, prompt)
 
 
 def prompt_of(workload: Workload) -> int:
     """Tokens of all its prompts."""
     return workload.total_prompt_tokens or workload.prompt_tokens
+
+
+def _alike(route: str, prompt: int) -> str:
+    """The name of requests of ``route`` with prompts as long, within a doubling."""
+    return f"{route} {prompt.bit_length()}"

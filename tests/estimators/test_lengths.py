@@ -23,9 +23,10 @@ def made(**options: object) -> Learned:
     return Learned(Linear({"prompt_tokens": MIB, "new_tokens": MIB}), usage=True, **options)  # type: ignore[arg-type]
 
 
-def expected(learned: Learned, asked: int = 4096, route: str = ROUTE) -> int:
+def expected(learned: Learned, asked: int = 4096, route: str = ROUTE, prompt: int = 1) -> int:
     """New tokens that are charged."""
-    return learned.estimate(Workload(prompt_tokens=1, new_tokens=asked), route=route).bytes // MIB - 1
+    workload = Workload(prompt_tokens=prompt, new_tokens=asked)
+    return learned.estimate(workload, route=route).bytes // MIB - prompt
 
 
 def use(
@@ -36,12 +37,13 @@ def use(
     asked: int = 4096,
     route: str = ROUTE,
     outcome: str = "ok",
+    prompt: int = 1,
 ) -> None:
     """So many answers of ``new`` tokens; ``None``: they do not say."""
     for _ in range(times):
-        workload = Workload(prompt_tokens=1, new_tokens=asked)
+        workload = Workload(prompt_tokens=prompt, new_tokens=asked)
         request = Followed(route, learned.estimate(workload, route=route), workload, 100)
-        usage = None if new is None else Usage(1, new)
+        usage = None if new is None else Usage(prompt, new)
         learned.ended(request, outcome, peak=None, usage=usage, pieces=new or 0)
 
 
@@ -90,6 +92,45 @@ def test_a_size_that_was_not_asked_before_is_charged_as_it_asks() -> None:
     assert expected(learned, asked=16) == 16
     assert expected(learned, asked=32_000) == 32_000
     assert expected(learned, asked=100_000) == 100_000
+
+
+def test_prompts_of_different_length_that_are_answered_differently_are_charged_apart() -> None:
+    learned = made()
+    for _ in range(200):
+        use(learned, 1, 100, prompt=50)
+        use(learned, 1, 2000, prompt=1000)
+    assert expected(learned, prompt=50) == 100
+    assert expected(learned, prompt=1000) == 2000
+    assert expected(learned, prompt=8000) == 2000, "of others the size alone is known"
+
+
+def test_a_hundred_short_answers_to_prompts_of_a_length_lower_no_others() -> None:
+    learned = made()
+    use(learned, 200, 2000, prompt=1000)
+    use(learned, 99, 10, prompt=50)
+    assert expected(learned, prompt=50) == 2000
+    use(learned, 101, 10, prompt=50)
+    assert expected(learned, prompt=50) == 10
+    use(learned, 400, 10, prompt=50)
+    assert expected(learned, prompt=1000) == 2000
+
+
+def test_one_long_answer_in_a_hundred_to_prompts_of_a_length_is_taken_for_chance() -> None:
+    learned = made()
+    for _ in range(4):
+        use(learned, 50, 100, prompt=50)
+        use(learned, 1, 180, prompt=50)
+        use(learned, 600, 100, prompt=1000)
+    assert expected(learned, prompt=50) == 100
+    use(learned, 8, 180, prompt=50)
+    assert expected(learned, prompt=50) == 180
+
+
+def test_an_answer_that_was_cut_short_can_not_lower_what_prompts_of_its_length_are_charged() -> None:
+    learned = made()
+    use(learned, 200, 2000, prompt=50)
+    use(learned, 300, 5, prompt=50, outcome="client")
+    assert expected(learned, prompt=50) == 2000
 
 
 def test_an_out_of_memory_puts_it_back_at_once_and_makes_it_careful() -> None:
@@ -150,8 +191,10 @@ def test_on_slices_of_real_traces_learning_completes_more_and_none_runs_out_of_m
 def test_what_was_learned_is_kept() -> None:
     learned, again = made(), made()
     use(learned, 200, 100)
+    use(learned, 200, 1000, prompt=50)
     again.restore(learned.to_dict())
     assert expected(again) == expected(learned) == 100
+    assert expected(again, prompt=50) == expected(learned, prompt=50) == 1000
 
 
 @pytest.mark.parametrize(
