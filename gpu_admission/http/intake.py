@@ -28,7 +28,7 @@ from gpu_admission.http.headers import deadline, has_no_body, of_the_body
 from gpu_admission.http.pickers import flow_of, lane_of, lane_of_unreadable
 from gpu_admission.http.request_id import name_request
 from gpu_admission.http.respond import response_for
-from gpu_admission.http.unpack import UNPACKED_HERE, is_short, readable
+from gpu_admission.http.unpack import UNPACKED_HERE, is_short, other_readings, readable
 from gpu_admission.request import RequestInfo
 from gpu_admission.rules.metering import Rule
 from gpu_admission.runtime.failure import forget_trace, log_failure
@@ -302,7 +302,7 @@ class Intake(msgspec.Struct, eq=False):
             self.clamped_to = clamp(self.scope, self.body, self.info, *found)
 
     async def _unreadable(self, error: UnreadableBody, packed: Sequence[str]) -> Estimate:
-        """At least ``fallback``, and at least what the body asks of an app that ignores its encoding."""
+        """At least ``fallback``, and at least what the body asks of an app that takes its encodings otherwise."""
         fallback = self.admission.settings.fallback
         if fallback is None:
             if self.rule.may_be_empty and self.body.complete and not self.body.size:
@@ -311,12 +311,12 @@ class Intake(msgspec.Struct, eq=False):
                 raise error
             finally:
                 del error  # which holds this frame
-        as_it_came = (await self.estimate()).bytes if packed and self.body.size else 0
+        others = [(await self.estimate(each)).bytes for each in other_readings(packed) if self.body.size]
         lane = lane_of_unreadable(self.admission)
         if lane is not None:
             self.lane = lane
         forget_trace(error)
-        return Estimate(max(fallback, as_it_came), notes=(f"{error.detail}: fallback charged",))
+        return Estimate(max([fallback, *others]), notes=(f"{error.detail}: fallback charged",))
 
     def _failed(self, error: Exception) -> Estimate:
         charged = max(1, self.admission.settings.fallback or self.admission.largest)

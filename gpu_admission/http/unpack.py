@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_admission.admission.buffered import BufferedBytes, Copies
@@ -81,9 +81,23 @@ def _readable(encoding: str, pieces: Iterator[bytes]) -> Iterator[bytes]:
         raise UnreadableBody(f"the body is not valid {encoding}: {type(error).__name__}") from None
 
 
+def other_readings(packed: Sequence[str]) -> Sequence[Sequence[str]]:
+    """The encodings that apps may take off a body of which those in ``packed`` can't be.
+
+    Some ignore them all; some look only for the one that they know, as a word in the header.
+    """
+    if not packed:
+        return ()
+    known = tuple(dict.fromkeys(each for each in packed if each in _decoders()))
+    return [(), known] if known and known != tuple(packed) else [()]
+
+
+def _decoders() -> Mapping[str, Callable[[bytes], Iterator[bytes]]]:
+    return {"gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate, "br": _brotli, "zstd": _zstd}
+
+
 def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
-    known = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate, "br": _brotli, "zstd": _zstd}
-    decoder = known.get(encoding)
+    decoder = _decoders().get(encoding)
     if decoder is None:
         raise UnreadableBody(f"a body with Content-Encoding {encoding[:20]!r} can't be unpacked")
     return decoder

@@ -124,6 +124,8 @@ class Metering:
         self._exclude = Patterns(exclude, name="exclude")
         self._websockets = Patterns(websockets, name="websockets")
         self._control = Patterns(control, name="control")
+        self._check_priced("routes", self._routes)
+        self._check_priced("websockets", self._websockets)
         self._named = {*(self._by_path or ()), *(() if self._routes is None else self._routes.patterns)}
         """Patterns of paths that are metered because the settings say so, even if they are control paths."""
         self._methods = frozenset(method_names(methods))
@@ -131,6 +133,13 @@ class Metering:
         self._dialects = _dialects(dialect)
         self._dialect_paths = Patterns(self._dialects, name="dialect")
         self._cached = functools.lru_cache(maxsize=1024)(self._rule)
+
+    def _check_priced(self, name: str, paths: Patterns | None) -> None:
+        """Raise ``ValueError`` if the setting ``name`` names a path that a dict of estimators lacks."""
+        for path in () if paths is None or self._by_path is None else paths.patterns:
+            if "*" not in path and self._paths.match(path) is None:
+                known = ", ".join(map(repr, self._by_path))
+                raise ValueError(f"{name} names {path!r}, for which estimator has no pattern: it has {known}")
 
     def named_estimators(self) -> Sequence[tuple[str, Estimator]]:
         """All estimators that the setting ``estimator`` names, with their names there."""

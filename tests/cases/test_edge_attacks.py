@@ -464,6 +464,23 @@ async def test_h3_an_unknown_encoding_wins_neither_a_price_nor_a_lane(header: li
         assert (call.lease.bytes, call.lease.lane) == (150000, "long")
 
 
+@pytest.mark.parametrize(
+    ("header", "times"),
+    [("gzip, x", 1), ("x, gzip", 1), ("gzip,gzip", 1), ("gzip, gzip, gzip", 1), ("gzip,gzip,gzip,gzip", 1),
+     ("gzip", 2)],
+)  # fmt: skip
+async def test_h3_encodings_that_an_app_may_read_otherwise_win_no_price(header: str, times: int) -> None:
+    """Many apps unpack once where the header contains a word, whatever else is in it."""
+    body = gzip.compress(b'{"messages":[],"max_tokens":150000}')
+    headers = [(b"content-encoding", each.encode()) for each in [header] * times]
+    async with scenario(
+        estimator=lambda info: info.workload.new_tokens, fallback=10, capacity=10**6
+    ) as scene:
+        call = await scene.run(body, path="/v1/chat/completions", headers=headers)
+        assert call.lease is not None
+        assert call.lease.bytes == 150000
+
+
 # H10: phantoms
 
 

@@ -109,3 +109,16 @@ def test_a_dialect_is_given_for_all_paths_or_for_some() -> None:
 def test_wrong_settings_are_refused(options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         Metering(**options)
+
+
+@pytest.mark.parametrize("setting", ["routes", "websockets"])
+def test_a_path_that_a_setting_names_and_a_dict_of_estimators_lacks_is_an_error_at_the_start(
+    setting: str,
+) -> None:
+    named: dict[str, Any] = {setting: ["/v1/chat", "/v1/images"]}
+    with pytest.raises(ValueError, match=rf"{setting} names '/v1/images', .*: it has '/v1/chat', '/v2/\*\*'"):
+        Metering({"/v1/chat": 1, "/v2/**": 2}, **named)
+    assert Metering({"/v1/*": 1}, **named).rule(http_scope(path="/v1/images")) is not None
+    assert Metering(1, **named).rule(http_scope(path="/v1/images")) is not None
+    wide: dict[str, Any] = {setting: ["/v1/**"]}
+    Metering({"/v2": 1}, **wide)  # which of its paths there are is not known
