@@ -302,7 +302,7 @@ class Intake(msgspec.Struct, eq=False):
             self.clamped_to = clamp(self.scope, self.body, self.info, *found)
 
     async def _unreadable(self, error: UnreadableBody, packed: Sequence[str]) -> Estimate:
-        """At least ``fallback``, and at least what the body asks of an app that takes its encodings otherwise."""
+        """At least ``fallback``, and at least what it asks of an app that takes its encodings otherwise."""
         fallback = self.admission.settings.fallback
         if fallback is None:
             if self.rule.may_be_empty and self.body.complete and not self.body.size:

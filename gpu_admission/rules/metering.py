@@ -136,7 +136,9 @@ class Metering:
 
     def _check_priced(self, name: str, paths: Patterns | None) -> None:
         """Raise ``ValueError`` if the setting ``name`` names a path that a dict of estimators lacks."""
-        for path in () if paths is None or self._by_path is None else paths.patterns:
+        if paths is None or self._by_path is None:
+            return
+        for path in paths.patterns:
             if "*" not in path and self._paths.match(path) is None:
                 known = ", ".join(map(repr, self._by_path))
                 raise ValueError(f"{name} names {path!r}, for which estimator has no pattern: it has {known}")
