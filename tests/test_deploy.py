@@ -24,8 +24,6 @@ from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
 from examples import gate
-from examples.qwen_service import app as service
-from examples.qwen_service.__main__ import arguments
 from gpu_admission import Admission
 from gpu_admission.observe.families import Families
 from gpu_admission.settings import from_environment, variable
@@ -39,6 +37,7 @@ FILES = sorted(path for path in FOLDER.rglob("*") if path.is_file())
 YAML = [path for path in FILES if path.suffix == ".yml"]
 DOCKERFILES = [FOLDER / "Dockerfile", ROOT / "examples" / "qwen_service" / "Dockerfile"]
 COMPOSE = [FOLDER / "compose.yml", FOLDER / "compose.gpu.yml", ROOT / "examples" / "workers" / "compose.yml"]
+NEEDS_TORCH = "the chat service needs torch"
 README = (FOLDER / "README.md").read_text(encoding="utf-8")
 
 
@@ -47,6 +46,14 @@ VARIABLES = {variable(name) for name in ("capacity", "max_waiting", "mode", "nam
 
 def read(path: Path) -> Any:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def arguments(words: list[str]) -> Any:
+    """The options of the chat service as it reads ``words``."""
+    pytest.importorskip("torch", reason=NEEDS_TORCH)
+    from examples.qwen_service.__main__ import arguments as parsed
+
+    return parsed(words)
 
 
 COMPOSED: dict[str, Any] = read(FOLDER / "compose.yml")["services"]
@@ -202,6 +209,9 @@ def test_extras_that_are_installed_exist() -> None:
 
 @pytest.fixture(scope="module")
 def qwen() -> Iterator[TestClient]:
+    pytest.importorskip("torch", reason=NEEDS_TORCH)
+    from examples.qwen_service import app as service
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPU_ADMISSION_CAPACITY", "96MiB")
         with TestClient(service.build()) as client:

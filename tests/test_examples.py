@@ -13,7 +13,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from examples import any_asgi, drain, fastapi_routes, image_batches, jobs, minimal, streaming
+from examples import any_asgi, drain, fastapi_routes, jobs, minimal, streaming
 from tests.test_openai_client import served
 
 pytestmark = pytest.mark.anyio
@@ -85,6 +85,9 @@ def photo(shade: int) -> dict[str, bytes]:
 
 
 async def test_image_batches_answers_each_upload_with_its_own_class_and_charges_it_once() -> None:
+    pytest.importorskip("torch", reason="its model needs torch")
+    from examples import image_batches
+
     alone = [
         image_batches.classify_all([image_batches.decode(photo(shade)["upload"])])[0] for shade in range(12)
     ]

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch", reason="the chat service needs torch")
+
 from examples.qwen_service import app as service
 from tests.observe.serving import served
 

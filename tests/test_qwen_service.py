@@ -15,8 +15,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import torch
 from fastapi import FastAPI
+
+pytest.importorskip("torch", reason="the chat service needs torch")
+
+import torch
 
 from examples.qwen_service import app as service
 from examples.qwen_service.chat import Chat, Generation

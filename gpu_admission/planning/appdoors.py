@@ -17,11 +17,14 @@ from gpu_admission.admission import Admission
 from gpu_admission.middleware import GPUAdmission
 from gpu_admission.routes.door import Door
 from gpu_admission.rules.metering import Fixed, Rule
+from gpu_admission.rules.patterns import route_path
 from gpu_admission.sizes import format_bytes
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANY = "POST"
 """Stands for all methods, where a route takes any."""
+_SOCKET = "WEBSOCKET"
+"""Stands where a method does, for a connection."""
 
 
 class Metered(msgspec.Struct, frozen=True):
@@ -33,6 +36,16 @@ class Metered(msgspec.Struct, frozen=True):
     by: str
     """``middleware``, ``admit`` or ``dependency``."""
     rule: Rule
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A route as the patterns of one admission see it."""
+
+    admission: Admission
+    path: str
+    """Below the mounts that the admission is in; a parameter stands as ``*``, or ``**``."""
+    is_socket: bool
+    is_metered: bool
 
 
 class Passing(msgspec.Struct, frozen=True):
@@ -49,6 +62,8 @@ class Looked(msgspec.Struct):
     """The admissions, each with the path below which it is mounted."""
     metered: list[Metered] = msgspec.field(default_factory=list)
     passing: list[Passing] = msgspec.field(default_factory=list)
+    seen: list[Seen] = msgspec.field(default_factory=list)
+    """Every route, once for each admission that might meter it."""
     unknown: list[str] = msgspec.field(default_factory=list)
     """Paths below which there is an app whose routes are not known."""
     inside: list[Admission] = msgspec.field(default_factory=list)
@@ -116,29 +131,50 @@ def _look_at(route: Any, prefix: str, around: _Around, looked: Looked) -> None:
         if inner is not None:
             _walk(inner, prefix + (path or "").rstrip("/"), around, looked)
         return
+    path = prefix + path
     if not hasattr(original, "methods"):
-        return  # a WebSocket
+        _connect(path, around, looked)
+        return
+    doors = _doors(original, endpoint)
     for method in sorted(original.methods or {_ANY}):
-        _meter(method, prefix + path, _doors(original, endpoint), around, looked)
+        _meter(method, path, prefix, doors, around, looked)
 
 
 def _meter(
-    method: str, path: str, doors: Sequence[tuple[Door, str]], around: _Around, looked: Looked
+    method: str, path: str, prefix: str, doors: Sequence[tuple[Door, str]], around: _Around, looked: Looked
 ) -> None:
-    found = [
-        Metered(
-            method, path, door.admission, by, door.admission.metering.default(scope, path, door.estimator)
-        )
-        for scope in [_scope(method, path, "")]
-        for door, by in doors
-    ]
+    found: list[Metered] = []
     for admission, below in around:
         rule = admission.metering.rule(_scope(method, path, below))
+        looked.seen.append(Seen(admission, _template(path, below), False, rule is not None))
         if rule is not None:
             found.insert(0, Metered(method, path, admission, "middleware", rule))
+    for door, by in doors:
+        rule = door.admission.metering.default(_scope(method, path, prefix), path, door.estimator)
+        looked.seen.append(Seen(door.admission, _template(path, prefix), False, True))
+        found.append(Metered(method, path, door.admission, by, rule))
     looked.metered += found
     if not found and method not in _SAFE:
         looked.passing.append(Passing(method, path))
+
+
+def _connect(path: str, around: _Around, looked: Looked) -> None:
+    """Look at the route of a WebSocket."""
+    found: list[Metered] = []
+    for admission, below in around:
+        rule = admission.metering.connection(_scope("GET", path, below))
+        looked.seen.append(Seen(admission, _template(path, below), True, rule is not None))
+        if rule is not None:
+            found.insert(0, Metered(_SOCKET, path, admission, "middleware", rule))
+    looked.metered += found
+    if not found:
+        looked.passing.append(Passing(_SOCKET, path))
+
+
+def _template(path: str, below: str) -> str:
+    """``path`` as a pattern, from where an admission mounted at ``below`` sees it."""
+    path = re.sub(r"\{[^}:]*:path\}", "**", path)
+    return route_path(re.sub(r"\{[^}]*\}", "*", path), below)
 
 
 def _scope(method: str, path: str, root_path: str) -> dict[str, Any]:

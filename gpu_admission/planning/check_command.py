@@ -1,7 +1,7 @@
 """``gpu-admission check app:app``: what would be measured and metered here, and what is wrong with it.
 
-Owns what is printed and what counts as a mistake. The app is imported and inspected, never run: it is
-not started, and no request is made. How it is walked is in ``appdoors``.
+Owns what is printed and what counts as a mistake. No request is made. How an app is started is in
+``appstart``, how it is walked in ``appdoors``, and which patterns fit no route in ``strays``.
 """
 
 from __future__ import annotations
@@ -9,40 +9,47 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpu_admission.admission import Admission
 from gpu_admission.admission.startline import start_line
 from gpu_admission.planning.appdoors import Looked, look_into, name_of, reader_of
+from gpu_admission.planning.appstart import run_started
 from gpu_admission.planning.named import named
+from gpu_admission.planning.strays import strays
 from gpu_admission.planning.terminal import Table, Terminal
-from gpu_admission.rules.patterns import Patterns
 from gpu_admission.sizes import format_bytes
 
 _DESCRIPTION = """
 What would be measured and metered on this machine: devices, the capacity term by term, each route with
-its estimator, the paths that pass at once. The app is imported, but not started: weights that it loads at
-its startup are not on the device yet. The exit status is 1 where something is wrong, 2 where the app
-can't be had.
+its estimator, the paths that pass at once. The app is imported, started, looked into and shut down, so that
+the weights that it loads are on the device. One that shares a budget is not started, since it would join
+that budget. The exit status is 1 where something is wrong, 2 where the app can't be had.
 """
+_LIMIT = 120.0
 _MOST_PATHS = 8
 
 
 def main(arguments: Sequence[str]) -> int:
     """0: all is well; 1: a mistake was found; 2: there is no such app, or no admission in it."""
     options = _parser().parse_args(arguments)
+    module = options.app.partition(":")[0]
     try:
         app = _app(options.app)
-        looked = look_into(app, vars(sys.modules[options.app.partition(":")[0]]))
+        looked = look_into(app, vars(sys.modules[module]))
         if not looked.admissions:
             raise ValueError(f"{options.app} has no GPUAdmission, and its module no Admission")
     except (Exception, SystemExit) as error:  # whatever importing or building the app raises
         print(f"gpu-admission check: {_sentence(error)}", file=sys.stderr)
         return 2
     terminal = Terminal()
-    mistakes = [mistake for each in looked.admissions for mistake in _show(terminal, each, looked)]
-    _show_rest(terminal, looked)
+    why_not = _reason_not_to_start(looked, no_startup=options.no_startup)
+    if why_not:
+        terminal.line(f"the app was not started: {why_not}")
+        mistakes = _show(terminal, looked)
+    else:
+        mistakes = _started(terminal, app, vars(sys.modules[module]), options.startup_timeout)
     terminal.line()
     for mistake in mistakes:
         terminal.line(f"mistake: {mistake}", style="bold red")
@@ -54,6 +61,14 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-admission check", description=_DESCRIPTION)
     parser.add_argument("app", metavar="module:app", help="as uvicorn takes it; module:function() calls it")
+    parser.add_argument("--no-startup", action="store_true", help="do not run the app's startup and shutdown")
+    parser.add_argument(
+        "--startup-timeout",
+        type=float,
+        default=_LIMIT,
+        metavar="SECONDS",
+        help=f"for the startup, and again for the shutdown (default: {_LIMIT:g})",
+    )
     return parser
 
 
@@ -68,16 +83,45 @@ def _sentence(error: BaseException) -> str:
     return str(error) if known else f"the app can't be had: {type(error).__name__}: {error}"
 
 
-def _show(terminal: Terminal, admission: Admission, looked: Looked) -> Iterator[str]:
+def _reason_not_to_start(looked: Looked, *, no_startup: bool) -> str:
+    if no_startup:
+        return "--no-startup"
+    shared = [each.settings.name for each in looked.admissions if each.settings.shared is not None]
+    return f"budget {shared[0]!r} is shared, and a start would join it" if shared else ""
+
+
+def _started(terminal: Terminal, app: Any, names: Mapping[str, Any], limit: float) -> list[str]:
+    """What ``_show`` returns, while the app is started; and why it has not, if so."""
+    said = _Said()
+
+    def look(failure: str) -> list[str]:
+        said.end()
+        said.tell(terminal)
+        found = [f"the app's startup failed: {failure}"] if failure else []
+        return found + _show(terminal, look_into(app, names))
+
+    with said:
+        return run_started(app, look, limit=limit)
+
+
+def _show(terminal: Terminal, looked: Looked) -> list[str]:
+    """Print what the app's admissions do; the mistakes that were found on the way."""
+    mistakes = [mistake for each in looked.admissions for mistake in _budget(terminal, each, looked)]
+    if looked.passing:
+        terminal.heading("Not metered")
+        for each in looked.passing:
+            terminal.line(f"{each.method} {each.path}")
+    return mistakes
+
+
+def _budget(terminal: Terminal, admission: Admission, looked: Looked) -> Iterator[str]:
     """Print what ``admission`` does; the mistakes that were found on the way."""
     settings = admission.settings
     terminal.heading(f"Budget {settings.name!r}")
     with _Said() as said:
         if admission.mode != "off":
             admission.monitor.measure()
-    for record in said.records:
-        warns = record.levelno >= logging.WARNING
-        terminal.line(record.getMessage(), style="yellow" if warns else "")
+    said.tell(terminal)
     if isinstance(settings.capacity, int):
         terminal.line(f"capacity {format_bytes(admission.largest)} was given in bytes: it is not measured")
     control = admission.metering.control_paths()
@@ -112,13 +156,6 @@ def _passing_at_once(control: Sequence[str]) -> str:
     return f"control paths, which pass at once: {', '.join(control[:_MOST_PATHS])}{more}"
 
 
-def _show_rest(terminal: Terminal, looked: Looked) -> None:
-    if looked.passing:
-        terminal.heading("Not metered")
-        for each in looked.passing:
-            terminal.line(f"{each.method} {each.path}")
-
-
 def _mistakes(admission: Admission, looked: Looked) -> Iterator[str]:
     if admission.monitor.failure:
         yield admission.monitor.failure
@@ -130,18 +167,7 @@ def _mistakes(admission: Admission, looked: Looked) -> Iterator[str]:
                 f"{each.method} {each.path}: no pattern of the estimator mapping matches: "
                 "it is charged the whole capacity"
             )
-    if not looked.unknown and not looked.inside:
-        yield from _unmatched(admission, [each.path for each in looked.metered])
-
-
-def _unmatched(admission: Admission, paths: Sequence[str]) -> Iterator[str]:
-    """Patterns that no route of the app matches: most often a typo."""
-    settings = admission.settings
-    mapping = settings.estimator if isinstance(settings.estimator, dict) else {}
-    for name, patterns in (("estimator", list(mapping)), ("routes", settings.routes or ())):
-        for pattern in patterns:
-            if all(Patterns([pattern], name=name).match(path) is None for path in paths):
-                yield f"{name}: no route of the app matches {pattern!r}"
+    yield from strays(admission, looked)
 
 
 class _Said(logging.Handler):
@@ -154,6 +180,19 @@ class _Said(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record)
 
+    def tell(self, terminal: Terminal) -> None:
+        """Print them, but for the start line and what a mistake says again."""
+        for record in self.records:
+            text, warns = record.getMessage(), record.levelno >= logging.WARNING
+            if record.levelno < logging.ERROR and " starts: " not in text:
+                terminal.line(text, style="yellow" if warns else "")
+
+    def end(self) -> None:
+        logger = logging.getLogger("gpu_admission")
+        logger.removeHandler(self)
+        logger.setLevel(self._before[0])
+        logger.propagate = self._before[1]
+
     def __enter__(self) -> _Said:
         logger = logging.getLogger("gpu_admission")
         self._before = logger.level, logger.propagate
@@ -163,7 +202,4 @@ class _Said(logging.Handler):
         return self
 
     def __exit__(self, *error: object) -> None:
-        logger = logging.getLogger("gpu_admission")
-        logger.removeHandler(self)
-        logger.setLevel(self._before[0])
-        logger.propagate = self._before[1]
+        self.end()

@@ -26,7 +26,7 @@ def unwrapped(function: Any) -> Any:
 
 def name_of(function: Any) -> str:
     """As frameworks name an endpoint."""
-    name: str = function.__name__ if inspect.isroutine(function) else type(function).__name__
+    name: str = getattr(function, "__name__", type(function).__name__)
     return name
 
 

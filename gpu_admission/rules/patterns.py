@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _WILDCARD = re.compile(r"\*+")
+_STEP = re.compile(r"\*+|.", re.DOTALL)
 
 
 def route_path(path: str, root_path: str) -> str:
@@ -39,6 +40,39 @@ def root_path_of(app: object) -> str:
         if app is None:
             break
     return ""
+
+
+def overlap(first: str, second: str) -> bool:
+    """Whether there is a path that both patterns match."""
+    one, other = _steps(first), _steps(second)
+    reached: set[tuple[int, int]] = set()
+    ahead = [(0, 0)]
+    while ahead:
+        place = ahead.pop()
+        if place not in reached:
+            reached.add(place)
+            ahead += _onwards(one, other, *place)
+    return (len(one) - 1, len(other) - 1) in reached
+
+
+def _steps(pattern: str) -> list[str]:
+    """Letters and wildcards of ``pattern``, and an empty one at its end."""
+    return [step[:2] for step in _STEP.findall(pattern.rstrip("/") or "/")] + [""]
+
+
+def _onwards(one: list[str], other: list[str], i: int, j: int) -> Iterator[tuple[int, int]]:
+    """Where two patterns may stand next: a wildcard ends, or takes what the other has."""
+    left, right = one[i], other[j]
+    if left[:1] == "*":
+        yield i + 1, j
+        if right and (left == "**" or right != "/"):
+            yield i, j + 1
+    if right[:1] == "*":
+        yield i, j + 1
+        if left and (right == "**" or left != "/"):
+            yield i + 1, j
+    elif left and left == right:
+        yield i + 1, j + 1
 
 
 class Patterns:

@@ -9,11 +9,15 @@ import pytest
 from gpu_admission import cli
 
 APP = """
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import sleep
 from typing import Annotated
 
+import anyio
 from fastapi import APIRouter, Depends, FastAPI
 from starlette.applications import Starlette
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 
 from gpu_admission import Admission, GPUAdmission, Lease, RequestInfo
 from gpu_admission.devices import FixedDevice
@@ -56,9 +60,10 @@ async def feedback() -> None: ...
 whole.include_router(inner)
 
 
-def starlette(**settings):
+def starlette(*, lifespan=None, **settings):
     routes = [Route("/work", answer, methods=["POST"]), Route("/look", answer)]
-    return GPUAdmission(Starlette(routes=[Mount("/api", routes=routes)]), **settings)
+    routes = [Mount("/api", routes=routes), WebSocketRoute("/talk", answer)]
+    return GPUAdmission(Starlette(routes=routes, lifespan=lifespan), **settings)
 
 
 def decorated():
@@ -85,6 +90,89 @@ def too_large():
 
 def typo():
     return starlette(capacity="2GiB", estimator={"/api/work": "1GiB", "/api/wrok": "1GiB"})
+
+
+def strays(**settings):
+    return starlette(capacity="2GiB", estimator="1GiB", **settings)
+
+
+def excluded():
+    return strays(exclude=["/api/lok", "/api/look", "/api/l*"])
+
+
+def controlled():
+    return strays(control=["/stop"])
+
+
+def talking():
+    return strays(websockets=["/tlak"])
+
+
+def spoken():
+    return strays(dialect={"/api/wok": "openai"})
+
+
+def mounted():
+    own = Admission(capacity="2GiB", estimator={"/one": 5}, name="own")
+    routes = [
+        Route("/{kind}/{name:path}", answer, methods=["POST"]),
+        WebSocketRoute("/talk", answer),
+        Route("/one", own.admit(work), methods=["POST"]),
+    ]
+    inner = GPUAdmission(
+        Starlette(routes=routes),
+        capacity="2GiB",
+        estimator={"/*/b/c": "1GiB", "/talk": "1GiB"},
+        websockets=["/talk"],
+        exclude=["/a/none/**"],
+    )
+    return Starlette(routes=[Mount("/below", inner)])
+
+
+def through():
+    app = Starlette(routes=[Route("/files/{path:path}", answer), Mount("/static", bare)])
+    return GPUAdmission(app, capacity="2GiB", estimator="1GiB", exclude=["/files/x/y", "/static/a.css"])
+
+
+def lifespan(start):
+    @asynccontextmanager
+    async def run(app):
+        await start()
+        Path("started").touch()
+        yield
+        Path("stopped").touch()
+
+    return run
+
+
+async def load(): ...
+
+
+def started(start=load, **settings):
+    device = FakeDevice("24GiB", ours="5GiB")
+    return starlette(devices=[device], estimator="1GiB", lifespan=lifespan(start), **settings)
+
+
+def breaks():
+    async def load():
+        raise OSError("no such weights")
+
+    return started(load)
+
+
+def never():
+    return started(anyio.sleep_forever)
+
+
+def blocks():
+    async def load():
+        sleep(60)
+
+    return started(load)
+
+
+def sharing():
+    return started(shared=str(Path("shared").absolute()), name="ours")
 
 
 def unpriced():
@@ -118,8 +206,9 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
 
 
-def checked(capsys: pytest.CaptureFixture[str], name: str, *, status: int = 0) -> str:
-    assert cli.main(["check", name if name.startswith("lone") else f"some_service:{name}"]) == status
+def checked(capsys: pytest.CaptureFixture[str], name: str, *options: str, status: int = 0) -> str:
+    app = name if name.startswith("lone") else f"some_service:{name}"
+    assert cli.main(["check", app, *options]) == status
     said = capsys.readouterr()
     return said.err if status == 2 else said.out
 
@@ -161,7 +250,12 @@ def test_the_capacity_is_shown_term_by_term(capsys: pytest.CaptureFixture[str]) 
     [
         ("unmeasured()", "mistake: capacity can't be measured on fake: the driver is gone"),
         ("too_large()", "mistake: estimator: even the smallest request needs 2.00 GiB"),
-        ("typo()", "mistake: estimator: no route of the app matches '/api/wrok'"),
+        ("typo()", "mistake: estimator: no route of the app matches '/api/wrok'; the nearest is '/api/work'"),
+        ("excluded()", "mistake: exclude: no route of the app matches '/api/lok'; the nearest"),
+        ("controlled()", "mistake: control: no route of the app matches '/stop'\n"),
+        ("talking()", "mistake: websockets: no route of the app matches '/tlak'; the nearest is '/talk'"),
+        ("spoken()", "mistake: dialect: no route of the app matches '/api/wok'; the nearest is '/api/work'"),
+        ("breaks()", "mistake: the app's startup failed: OSError: no such weights"),
         ("unpriced()", "mistake: POST /api/work: no pattern of the estimator mapping matches"),
     ],
 )
@@ -202,3 +296,45 @@ def test_a_budget_that_is_off_is_not_measured(capsys: pytest.CaptureFixture[str]
     out = checked(capsys, "off()")
     assert "mode=off" in out
     assert "foreign" not in out
+
+
+def test_a_pattern_that_some_path_below_a_route_or_a_mount_matches_is_no_mistake(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = checked(capsys, "through()")
+    assert "POST /files" not in out
+    assert "mistake:" not in out
+
+
+def test_patterns_are_held_against_routes_as_doors_below_a_mount_see_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = checked(capsys, "mounted()")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["WEBSOCKET", "/below/talk", "middleware", "1.00", "GiB", "-"] in lines
+    assert ["POST", "/below/one", "admit", "5", "B", "-"] in lines
+
+
+def test_the_app_is_started_looked_into_and_shut_down(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked(capsys, "started()")
+    assert "5.00 GiB resident" in out
+    assert (Path("started").exists(), Path("stopped").exists()) == (True, True)
+
+
+def test_no_startup_leaves_the_app_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "the app was not started: --no-startup" in checked(capsys, "breaks()", "--no-startup")
+    checked(capsys, "started()", "--no-startup")
+    assert not Path("started").exists()
+
+
+@pytest.mark.parametrize("name", ["never()", "blocks()"])
+def test_a_startup_that_takes_too_long_is_a_mistake(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked(capsys, name, "--startup-timeout", "0.05", status=1)
+    assert "mistake: the app's startup failed" in out
+    assert not Path("stopped").exists()
+
+
+def test_an_app_that_shares_a_budget_is_not_started(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked(capsys, "sharing()")
+    assert "the app was not started: budget 'ours' is shared, and a start would join it" in out
+    assert not Path("started").exists()

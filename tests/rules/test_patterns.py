@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from starlette._utils import get_route_path
 
 from gpu_admission.rules.metering import Metering
-from gpu_admission.rules.patterns import Glob, Patterns, route_path
+from gpu_admission.rules.patterns import Glob, Patterns, overlap, route_path
 
 
 @pytest.mark.parametrize(
@@ -139,3 +139,27 @@ def test_long_paths_are_not_kept() -> None:
         scope = {"method": "POST", "path": f"/{number}{'x' * 60_000}"}
         assert metering.rule(scope) is not None
     assert metering._cached.cache_info().currsize == 0
+
+
+@given(first=st.text("ab/*", max_size=5), second=st.text("ab/*", max_size=5), path=st.text("ab/", max_size=6))
+def test_patterns_that_match_one_path_overlap(first: str, second: str, path: str) -> None:
+    if all(Glob(f"/{each}").matches(f"/{path}") for each in (first, second)):
+        assert overlap(f"/{first}", f"/{second}")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "do"),
+    [
+        ("/a/*", "/a/b", True),
+        ("/a/*", "/a/b/c", False),
+        ("/a/**", "/*/b/c", True),
+        ("/*/c/b", "/a/*/b", True),
+        ("/a*", "/b*", False),
+        ("**", "/", True),
+        ("/x/", "/x", True),
+        ("/*" * 20, "/*a" * 20, True),
+        ("/v1/chat", "/v1/chats", False),
+    ],
+)
+def test_whether_two_patterns_have_a_path_in_common(first: str, second: str, do: bool) -> None:
+    assert overlap(first, second) is overlap(second, first) is do

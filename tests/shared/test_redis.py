@@ -257,7 +257,7 @@ def test_a_server_out_of_memory_is_away_until_it_has_some(
     server: Server, join: Callable[..., SharedLedger]
 ) -> None:
     shared = join(settle=0.0)
-    server.do("CONFIG", "SET", "maxmemory", "1mb")
+    server.do("CONFIG", "SET", "maxmemory", "1")
     wait_for(lambda: shared.away is not None)
     ticket = ask(shared, 30)
     server.do("CONFIG", "SET", "maxmemory", "0")
