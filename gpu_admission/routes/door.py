@@ -12,11 +12,13 @@ from typing import Any, TypeVar
 
 import anyio
 from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 
 from gpu_admission.admission import Admission
 from gpu_admission.admission.context import enter, leave, leave_block, step_in
 from gpu_admission.admission.feedback import bind
 from gpu_admission.admission.lease import Block, Lease
+from gpu_admission.admission.load import HEADER
 from gpu_admission.admission.threads import run_in_thread
 from gpu_admission.errors import AdmissionError, ClientLeft, Rejected
 from gpu_admission.http.body import Body
@@ -48,14 +50,18 @@ class Door:
             bind(self.estimator, lambda: admission.largest)
         self._streams: dict[int, Steps] = {}
 
-    async def depend(self, request: HTTPConnection) -> AsyncIterator[Lease]:
-        """FastAPI's side: a dependency that yields the lease and ends it after the response."""
+    async def depend(self, request: HTTPConnection, response: Response) -> AsyncIterator[Lease]:
+        """FastAPI's side: a dependency that yields the lease and ends it after the response.
+
+        ``response`` is FastAPI's own, whose headers it adds to what the endpoint returns.
+        """
         if not isinstance(request, Request):
             raise TypeError(f"this is a WebSocket, and no request to meter: {FOR_WEBSOCKETS}")
         intake = self._intake(request)
         held = self.admission.entrance.held()
         if held is not None:
             block = await self._or_answer(block_for(intake), intake, request)
+            self.report_load(response)
             try:
                 yield held
             finally:
@@ -71,6 +77,7 @@ class Door:
         # starts meanwhile finds it in its context, and by the task sees that it is not nested.
         lease.task = anyio.get_current_task()
         enter(lease, request.scope)
+        self.report_load(response)
         try:
             yield lease
             await self._close_stream(lease)
@@ -127,6 +134,11 @@ class Door:
             raise
         step_in(block.outer)
         return HeldResponse(response, functools.partial(_run_inside, block, body), block.close)
+
+    def report_load(self, response: object) -> None:
+        """Under ``load_header``, say the load in the headers of ``response``, if it is one."""
+        if self.admission.settings.load_header and isinstance(response, Response):
+            response.headers[HEADER] = self.admission.load.header(response.status_code or 200)
 
     def closes_at_end(self, lease: Lease, steps: Steps) -> None:
         """Have ``steps`` closed when ``lease`` ends."""

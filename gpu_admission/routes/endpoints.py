@@ -64,7 +64,9 @@ def _wrapper(door: Door, function: Any) -> Callable[..., Any]:
 
         lease = kwargs.pop(door.parameter, None)
         if lease is not None:
-            return await call(lease)
+            result = await call(lease)
+            door.report_load(result)  # FastAPI adds no headers of its own to a response that is returned
+            return result
         return await door.respond(_request_among(args, kwargs, door.name), call)
 
     return endpoint

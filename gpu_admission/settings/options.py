@@ -156,8 +156,8 @@ class Options(TypedDict, total=False):
     """Say the time in the queue in a ``Server-Timing`` header. Default: False."""
     load_header: bool
     """Tell load balancers in each answer how full the budget is and how many wait: the ORCA report in the
-    header ``endpoint-load-metrics``. For ``GPUAdmission``, and the refusals of every door.
-    Default: False."""
+    header ``endpoint-load-metrics``. Not of a FastAPI endpoint with
+    ``dependency`` that returns a response of its own. Default: False."""
     profile: int
     """Trace this many of the next admitted requests with ``torch.profiler``. Default: 0."""
     shared: str | os.PathLike[str] | Log | None

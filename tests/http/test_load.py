@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from fastapi import Depends, FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -131,6 +132,31 @@ async def test_a_decorated_route_tells_it() -> None:
 
     call = Call(Starlette(routes=[Route("/work", work, methods=["POST"])]))
     await call.run()
+    assert told(call)["mem_utilization"] == 0.1
+
+
+@pytest.mark.parametrize("path", ["/admitted", "/answers", "/depends"])
+async def test_a_route_of_fastapi_tells_it_once(path: str) -> None:
+    admission = Admission(capacity=100, estimator=10, load_header=True)
+    app = FastAPI()
+
+    @app.post("/admitted")
+    @admission.admit
+    async def admitted() -> dict[str, int]:
+        return {}
+
+    @app.post("/answers")
+    @admission.admit
+    async def answers() -> Response:
+        return PlainTextResponse("done", headers={HEADER: "TEXT cpu_utilization=0.5"})
+
+    @app.post("/depends", dependencies=[Depends(admission.dependency())])
+    async def depends() -> dict[str, int]:
+        return {}
+
+    call = Call(app, path=path)
+    await call.run()
+    assert call.status == 200
     assert told(call)["mem_utilization"] == 0.1
 
 
