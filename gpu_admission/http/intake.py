@@ -218,8 +218,9 @@ class Intake(msgspec.Struct, eq=False):
                 if may_clamp and not packed and self.admission.monitor.clamp is not None:
                     await self._clamp(self.admission.monitor.clamp)
             small = not packed and (body.size or self._read_size) <= SMALL_BYTES
-            if body.size > UNCOUNTED_BYTES and small and not self.admission.share.has_room(body.size):
-                await self.admission.share.enter(body.size)
+            share = self.admission.share
+            if body.size > UNCOUNTED_BYTES and small and not share.has_room(body.size, body.loop):
+                await share.enter(body.size)
             result = self._decided() if small else await self._decide(packed)
             return result if isinstance(result, Estimate) else checked(await self._awaited(result))
         except UnreadableBody as error:

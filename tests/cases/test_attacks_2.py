@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import logging
 import struct
@@ -14,6 +15,7 @@ import pytest
 from gpu_admission import Admission, GPUAdmission, RequestInfo, current_lease
 from gpu_admission.bodies.share import STEP_BYTES, UNCOUNTED_BYTES, StepShare
 from gpu_admission.estimators import Constant, Learned
+from gpu_admission.runtime.loop import running_asyncio
 from gpu_admission.types import Receive, Scope, Send
 from gpu_admission.workloads.audio import LEAST_BYTES_PER_SECOND, seconds
 from tests.cases.harness import Call, answer, read_body, scenario
@@ -81,6 +83,38 @@ async def test_the_shortest_bodies_wait_for_no_share() -> None:
         call = await scene.start(b"x" * UNCOUNTED_BYTES)
         await call.started.wait()
         call.finish()
+    assert not share.has_room(1)
+
+
+async def test_on_asyncio_a_share_is_whole_again_in_the_next_step_although_nobody_waited() -> None:
+    share, loop = StepShare(), running_asyncio()
+    for _ in range(3 if loop is not None else 0):
+        assert share.has_room(STEP_BYTES, loop)
+        assert not share.has_room(1, loop)
+        await anyio.lowlevel.checkpoint()
+
+
+async def test_on_asyncio_bodies_that_come_one_after_another_wait_for_no_step() -> None:
+    class Impatient(StepShare):
+        async def enter(self, size: int) -> None:
+            raise AssertionError("it waited")
+
+    if running_asyncio() is None:
+        return
+    async with scenario(estimator=Steps()) as scene:
+        scene.admission.share = Impatient()
+        for _ in range(3 * STEP_BYTES // 4096):
+            call = await scene.start(b"x" * 4096)
+            await call.started.wait()
+            call.finish()
+
+
+async def test_a_share_whose_loop_has_ended_is_whole_again_for_one_who_waits() -> None:
+    share = StepShare()
+    ended = asyncio.new_event_loop()
+    assert share.has_room(STEP_BYTES, ended)
+    ended.close()
+    await share.enter(STEP_BYTES)
     assert not share.has_room(1)
 
 
