@@ -156,11 +156,27 @@ def parse_json(body: bytes, most: int = MAX_JSON_VALUES) -> Any:
 
 
 def largest(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """``pairs`` as an object; of a name's values the largest, for servers that take the first."""
+    """``pairs`` as an object; of a name's values the largest, for servers that take the first.
+
+    Raises ``UnreadableBody`` where one of several is a list or an object: neither the longer nor all of
+    them together would be the larger for every server.
+    """
     found: dict[str, Any] = {}
     for name, value in pairs:
-        found[name] = max(found[name], value, key=_rank) if name in found else value
+        found[name] = larger(found[name], value) if name in found else value
     return found
+
+
+_INSIDE = (dict, list, LongList)
+
+
+def larger(one: Any, other: Any) -> Any:
+    """The larger of two values of a name. Raises as ``largest``."""
+    if isinstance(one, _INSIDE) or isinstance(other, _INSIDE):
+        if one == other:
+            return one
+        raise UnreadableBody("a name stands there twice, and not for the same list or object")
+    return max(one, other, key=_rank)
 
 
 def _object(fields: Any, total: int, long: LongStrings) -> JSONObject:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gpu_admission.bodies.formvalues import PartString
 from gpu_admission.bodies.json import JSONObject, LongList
+from gpu_admission.bodies.json import largest as largest_value
 from gpu_admission.bodies.multipart import part_text
 from gpu_admission.bodies.numbers import capped, fraction, positive_option, whole
 from gpu_admission.bodies.shorten import LONG
@@ -90,7 +91,7 @@ class Fields:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        return largest(read_all(info), self._of)
+        return largest(read_all(info, repeats=largest_value), self._of)  # the server is not known
 
     def _of(self, body: JSONObject) -> Workload:
         tally = Tally(body, self._counter, self._image_tokens)

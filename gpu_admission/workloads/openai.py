@@ -10,6 +10,7 @@ are in ``openaimedia``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import CEILING, capped, positive, positive_option, whole
 from gpu_admission.types import Workload
-from gpu_admission.workloads.anycase import are_small, folded
+from gpu_admission.workloads.anycase import are_small, spellings
 from gpu_admission.workloads.content import MESSAGE_TOKENS, TEMPLATE_TOKENS, Tally, plain_texts
 from gpu_admission.workloads.embedinputs import embed_rows
 from gpu_admission.workloads.events import sent_event
@@ -26,6 +27,7 @@ from gpu_admission.workloads.limits import lower_limit, read_limit
 from gpu_admission.workloads.outputsizes import FPS, read_made
 from gpu_admission.workloads.outputsizes import NAMES as _MADE
 from gpu_admission.workloads.promptrows import is_template, prompt_rows
+from gpu_admission.workloads.readings import largest
 from gpu_admission.workloads.tokens import TokensOption, counter, rows
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ class OpenAI:
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         body = read_object(info)
-        return self._plain_chat(body, info.path) or self.of(folded(body), info.path)
+        return self._plain_chat(body, info.path) or largest(spellings(body), partial(self.of, path=info.path))
 
     def _plain_chat(self, body: JSONObject, path: str) -> Workload | None:
         """What ``of`` returns, in fewer steps, if it is a chat of texts with one limit, as most are."""

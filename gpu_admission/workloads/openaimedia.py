@@ -13,7 +13,7 @@ from gpu_admission.bodies.json import JSONObject
 from gpu_admission.bodies.numbers import CEILING, capped, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
-from gpu_admission.workloads.anycase import folded
+from gpu_admission.workloads.anycase import spellings
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.imagetokens import rule_of
@@ -54,10 +54,10 @@ class OpenAIMedia:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        return largest(read_all(info), partial(self._of, path=info.path))
+        bodies = [each for body in read_all(info) for each in spellings(body)]
+        return largest(bodies, partial(self._of, path=info.path))
 
     def _of(self, body: JSONObject, *, path: str) -> Workload:
-        body = folded(body)
         tally = Tally(body, self._counter, rule_of("gemma-3"))
         for name in _TEXTS:
             tally.text(body.fields.get(name))

@@ -12,10 +12,11 @@ from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
-from gpu_admission.workloads.anycase import folded
+from gpu_admission.workloads.anycase import spellings
 from gpu_admission.workloads.content import Tally
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.readings import largest
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Rerank:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        return self.of(folded(read_object(info)))
+        return largest(spellings(read_object(info)), self.of)
 
     def of(self, body: JSONObject, tally: Tally | None = None) -> Workload:
         """The workload of ``body``. Raises ``UnreadableBody``.

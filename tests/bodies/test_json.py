@@ -165,7 +165,7 @@ def test_the_size_with_white_space_is_never_less_than_what_a_template_writes() -
         (b'{"o": {"n": 5, "n": 1}}', {"o": {"n": 5}}),
         (b'{"l": [{"n": 5, "n": 1}, 3]}', {"l": [{"n": 5}, 3]}),
         (b'{"s": "longer text", "s": "x"}', {"s": "longer text"}),
-        (b'{"shape": [9, 9, 9], "shape": [1]}', {"shape": [9, 9, 9]}),
+        (b'{"shape": [9, 9], "shape": [9, 9]}', {"shape": [9, 9]}),
         (b'{"\\u006e": 7, "n": 1}', {"n": 7}),
         (b'{"n" : 7, "n"\n: 1}', {"n": 7}),
         (b'{"a": "b: c", "n": NaN, "n": 1e400}', {"a": "b: c", "n": float("inf")}),
@@ -195,3 +195,21 @@ def test_the_error_of_an_unreadable_body_holds_nothing_of_it(body: bytes) -> Non
     with pytest.raises(UnreadableBody) as caught:
         parse_json(body)
     assert (caught.value.__context__, caught.value.__cause__) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        b'{"shape": [9, 9, 9], "shape": [0, 0, 0, 0]}',
+        b'{"options": {"n": 9}, "options": {"n": 1, "pad": "long enough to be the longer one"}}',
+        b'{"options": {"n": 9}, "options": "a text that is longer than that object is"}',
+        b'{"options": null, "options": {"n": 1}}',
+        b'{"prompt": ["many", "texts"], "prompt": "one"}',
+    ],
+)
+def test_a_list_or_object_beside_another_value_of_its_name_is_refused_where_servers_may_take_either(
+    twice: bytes,
+) -> None:
+    with pytest.raises(UnreadableBody, match="twice"):
+        read_object(request(twice), repeats=largest)
+    assert read_object(request(twice)).fields

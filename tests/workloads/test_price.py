@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import struct
+from itertools import product
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.estimators import Vision
@@ -17,6 +19,7 @@ from gpu_admission.workloads import (
     TGI,
     VLLM,
     ComfyUI,
+    Fields,
     Guess,
     KServe,
     Ollama,
@@ -347,7 +350,7 @@ def test_names_in_any_case_count_where_the_server_may_be_one_that_takes_them(
     cheap = {"messages": HELLO, "prompt": "x", "input": "x", "max_tokens": 1, "n": 1, "size": "64x64"}
     for spell in (str.title, str.upper, lambda name: name.replace("s", "\u017f")):
         odd = _spelled(body, spell)
-        assert request(odd, path).workload == plain
+        assert replace(request(odd, path).workload, defaulted=()) == replace(plain, defaulted=())
         both = request({**{name: cheap[name] for name in body if name in cheap}, **odd}, path).workload
         assert both.prompt_tokens >= plain.prompt_tokens
         assert (both.new_tokens, both.width) >= (plain.new_tokens, plain.width)
@@ -358,3 +361,29 @@ def _spelled(value: Any, spell: Any) -> Any:
     if isinstance(value, dict):
         return {spell(name): _spelled(each, spell) for name, each in value.items()}
     return [_spelled(each, spell) for each in value] if isinstance(value, list) else value
+
+
+def test_spelling_names_in_other_ways_hides_nothing_from_a_server_that_takes_them_as_they_are() -> None:
+    """Each is a name of its own there; and thousands of them are read in a moment."""
+    names = ["".join(letters) for letters in product(*(letter + letter.upper() for letter in "abcdefghijkl"))]
+    schema = {name: {"description": f"{name} is one of many"} for name in names}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"properties": schema}}}]
+    plain = {f"{name}{number}".lower(): each for number, (name, each) in enumerate(schema.items())}
+    others = [{"type": "function", "function": {"name": "f", "parameters": {"properties": plain}}}]
+    body = {"messages": HELLO, "max_tokens": 5}
+    odd = request({**body, "tools": tools}, CHAT).workload
+    assert odd.prompt_tokens >= 0.8 * request({**body, "tools": others}, CHAT).workload.prompt_tokens
+
+
+@pytest.mark.parametrize("body", [{"Prompt": ["a"], "prompt": TEXT}, {"prompt": TEXT, "PROMPT": {"a": 1}}])
+def test_a_name_in_another_case_takes_nothing_from_the_one_that_is_obeyed(body: dict[str, Any]) -> None:
+    plain = request({"prompt": TEXT}, "/v1/completions").workload
+    assert request(body, "/v1/completions").workload.prompt_tokens >= plain.prompt_tokens
+
+
+def test_of_a_field_of_your_own_that_is_there_twice_the_larger_counts() -> None:
+    dialect = Fields(prompt="text", new_tokens="limit")
+    assert read(dialect, b'{"text": "x", "limit": 5000, "limit": 1}', "/run").new_tokens == 5000
+    nested = Fields(new_tokens="options.limit")
+    with pytest.raises(UnreadableBody):
+        read(nested, b'{"options": {"limit": 5000}, "options": {"limit": 1}}', "/run")
