@@ -28,8 +28,8 @@ from gpu_admission import Admission
 from gpu_admission.observe.families import Families
 from gpu_admission.settings import from_environment, variable
 from gpu_admission.sizes import parse_bytes
-from tests.bench.server import free_port, wait_for
 from tests.observe.programs import program
+from tests.waiting import free_port, wait_for
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "examples" / "deploy"

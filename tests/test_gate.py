@@ -18,9 +18,9 @@ import pytest
 from starlette.applications import Starlette
 
 from tests import engines
-from tests.bench.server import free_port
 from tests.engines import Engine
 from tests.observe.serving import served
+from tests.waiting import free_port, until
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TOKEN = 128 * 2**10
@@ -70,15 +70,6 @@ class Gate:
 
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key="secret", max_retries=0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    turn = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        turn.wait(0.01)
-    raise AssertionError("it never came to that")
 
 
 def fresh(name: str) -> ModuleType:

@@ -25,8 +25,8 @@ from examples.qwen_service import app as service
 from examples.qwen_service.chat import Chat, Generation
 from examples.qwen_service.model import Answer, Model, load
 from gpu_admission import Admission
-from tests.bench.server import free_port, wait_for
 from tests.observe.serving import served
+from tests.waiting import free_port, until, wait_for
 
 ROOT = Path(__file__).parents[1]
 
@@ -64,15 +64,6 @@ def url(app: FastAPI) -> Iterator[str]:
 def client(url: str, admission: Admission) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as one:
         yield one
-
-
-def until(condition: Any) -> None:
-    turn = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        turn.wait(0.01)
-    raise AssertionError("it never came to that")
 
 
 def test_an_answer_has_the_tokens_that_were_asked_for(client: openai.OpenAI) -> None:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from gpu_admission import cli
-from tests.bench.server import free_port
+from tests.waiting import free_port
 
 pytestmark = [
     pytest.mark.slow,

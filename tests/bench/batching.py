@@ -30,8 +30,9 @@ from torch import Tensor
 from examples import image_batches
 from gpu_admission import Admission, GPUAdmission
 from gpu_admission.serving import Batcher
-from tests.bench.server import HOST, free_port, processor_seconds, wait_for
+from tests.bench.server import processor_seconds
 from tests.bench.sidebyside import table
+from tests.waiting import HOST, free_port, wait_for
 
 CLIENTS, REQUESTS, ROUNDS = 64, 512, 3
 MOST, PATIENCE = 64, 0.1

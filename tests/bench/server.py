@@ -13,7 +13,6 @@ import math
 import os
 import re
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,8 +30,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tests.bench.asgi import CHAT, CHAT_PATH
 from tests.bench.contenders import BARE, CHAT_READ, NOTHING, ON_BASE, Nothing, NothingOnBase, ours
 from tests.bench.sidebyside import table
+from tests.waiting import HOST, free_port, wait_for
 
-HOST = "127.0.0.1"
 CONNECTIONS, SECONDS, ROUNDS = 16, 1, 7
 SETUPS = {
     "raw ASGI, uvloop and httptools": ("raw", "uvloop", "httptools"),
@@ -139,26 +138,6 @@ def _server(name: str, kind: str, loop: str, http: str) -> Iterator[tuple[subpro
             yield process, port
         finally:
             process.terminate()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def wait_for(port: int, longest: float = 30.0) -> None:
-    """Until somebody listens at ``port``. Raises ``OSError`` after ``longest`` seconds."""
-    end = time.monotonic() + longest
-    while True:
-        try:
-            socket.create_connection((HOST, port), timeout=1).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.05)
 
 
 class Load(NamedTuple):

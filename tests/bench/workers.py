@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Iterator
 
 from gpu_admission import GPUAdmission
-from tests.bench.server import echo, free_port, load, wait_for
+from tests.bench.server import echo, load
+from tests.waiting import free_port, wait_for
 
 WORKERS, ROUNDS = 4, 9
 

@@ -19,6 +19,7 @@ import uvicorn
 from granian.constants import Interfaces
 
 from gpu_admission.types import ASGIApp
+from tests.waiting import wait_for
 
 Stop = Callable[[], object]
 
@@ -132,21 +133,8 @@ def serving(name: str, app: ASGIApp) -> Iterator[Running]:
     """The server called ``name`` with ``app``, once it answers."""
     running = SERVERS[name](app)
     try:
-        wait_for(running)
+        wait_for(running.port)
         yield running
     finally:
         running.stop()
         running.join()
-
-
-def wait_for(running: Running) -> None:
-    """Until it takes connections: a listening socket refuses none, so a refused one is tried again."""
-    turn = threading.Event()
-    for _ in range(500):
-        try:
-            running.connect().close()
-        except OSError:
-            turn.wait(0.02)
-        else:
-            return
-    raise AssertionError("the server does not start")

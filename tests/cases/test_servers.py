@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import anyio.to_thread
@@ -14,7 +14,8 @@ import pytest
 from gpu_admission import Admission, GPUAdmission
 from gpu_admission.types import Receive, Scope, Send
 from tests.cases.harness import StreamedCost, answer, cost
-from tests.cases.servers import SERVERS, run_uvicorn, serving, wait_for
+from tests.cases.servers import SERVERS, run_uvicorn, serving
+from tests.waiting import until, wait_for
 
 MEGABYTE = 10**6
 
@@ -83,19 +84,11 @@ class Site:
         connection.sendall(request(path, size, body, length))
         return connection
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        turn = threading.Event()
-        for _ in range(1000):
-            if condition():
-                return
-            turn.wait(0.01)
-        raise AssertionError("it does not come to pass")
-
     def until_waiting(self, count: int) -> None:
-        self.until(lambda: self.admission.snapshot().waiting == count)
+        until(lambda: self.admission.snapshot().waiting == count)
 
     def until_in_use(self, size: int) -> None:
-        self.until(lambda: self.admission.snapshot().in_use == size)
+        until(lambda: self.admission.snapshot().in_use == size)
 
 
 def request(path: str, size: int, body: bytes = b"", length: int | None = None) -> bytes:
@@ -238,7 +231,7 @@ def test_bl_49_the_next_request_of_a_connection_waits_like_any_other(
                 site.until_waiting(1)
             assert site.app.started == ["/after"]
             site.app.gate.set()
-            site.until(lambda: "/quick" in site.app.started)
+            until(lambda: "/quick" in site.app.started)
         site.until_in_use(0)
 
 
@@ -251,7 +244,7 @@ def test_bl_90_shutting_down_ends_the_queue_and_lets_work_end(grace: int | None,
     app = Gated()
     admission = Admission(capacity=100, estimator=cost, timeout=20 if drains else 0.3)
     server = run_uvicorn(GPUAdmission(app, admission=admission), timeout_graceful_shutdown=grace)
-    wait_for(server)
+    wait_for(server.port)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=20) as client:
             answers: list[int] = []

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.bench.server import free_port, wait_for
+from tests.waiting import free_port, wait_for
 
 ROOT = Path(__file__).parents[2]
 SERVERS = {

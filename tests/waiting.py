@@ -1,0 +1,38 @@
+"""Waiting for what another thread or process does, with a limit: a condition, or a server that listens."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+HOST = "127.0.0.1"
+
+
+def until(condition: Callable[[], object], longest: float = 20.0) -> None:
+    """Until ``condition()`` holds. Raises ``AssertionError`` after ``longest`` seconds."""
+    turn, end = threading.Event(), time.monotonic() + longest
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        turn.wait(0.01)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_for(port: int, longest: float = 30.0) -> None:
+    """Until somebody listens at ``port``. Raises ``AssertionError`` after ``longest`` seconds."""
+    until(lambda: _listens(port), longest)
+
+
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
