@@ -74,7 +74,11 @@ class Admission:
             twins().add(self, settings.name, settings.devices)
         if settings.strict:
             self.startup.check_sizes()
-        self._learning.begin(lambda: startable(settings, self.locked), lambda: self.monitor.devices)
+        self._learning.begin(
+            lambda: startable(settings, self.locked),
+            lambda: self.monitor.devices,
+            lambda: self.entrance.recharging.learned(),
+        )
         for observer in (*settings.observers, *self._own_observers()):
             self.observe(observer)
 

@@ -15,6 +15,7 @@ import anyio.to_thread
 from gpu_admission.admission.context import Holder, holder_of, innermost, nesting_lease
 from gpu_admission.admission.events import Events
 from gpu_admission.admission.lease import Issuer, Lease
+from gpu_admission.admission.recharging import Again, Recharging
 from gpu_admission.admission.refusals import Refusals
 from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.shadow import Shadow
@@ -78,6 +79,7 @@ class Entrance:
         self._startup = startup
         self._waiting = Waiting(settings, locked, monitor, refusals)
         self._shadow = Shadow(issuer, locked, monitor, events, refusals, self._waiting)
+        self.recharging = Recharging(locked, home)
         self._measuring: anyio.CapacityLimiter | None = None
         self._open_for: set[anyio.CancelScope] = set()
         self._begun_in: Any = _NOWHERE
@@ -148,11 +150,13 @@ class Entrance:
         route: str = "*",
         gone: Gone | None = None,
         queued: Callable[[Ticket], object] | None = None,
+        again: Again | None = None,
     ) -> Lease:
         """A lease on ``estimate.bytes``, after at most ``timeout`` seconds, with those ``waited_before``.
 
         ``deadline()`` (seconds) shortens the wait. ``gone`` returns when there is nobody left
-        to answer. Raises ``Rejected``, or ``ClientLeft`` after ``gone``.
+        to answer. ``again()`` says what is charged by what is known now. Raises ``Rejected``, or
+        ``ClientLeft`` after ``gone``.
         """
         if self._mode != "enforce":
             return self._without_deciding(Ticket(estimate.bytes, lane, flow), estimate, route)
@@ -165,7 +169,12 @@ class Entrance:
         if not self._locked.ask(ticket):
             if queued is not None:
                 queued(ticket)
-            await self._waiting.wait(ticket, lane, timeout, deadline, gone)
+            if again is None:
+                await self._waiting.wait(ticket, lane, timeout, deadline, gone)
+            else:
+                with self.recharging.of(ticket, again):
+                    await self._waiting.wait(ticket, lane, timeout, deadline, gone)
+                estimate = self.recharging.started(ticket, estimate, again)
         return self._given(ticket, estimate, route)
 
     def patience(self, lane: int | None, deadline: float | None) -> tuple[float, str]:

@@ -78,9 +78,18 @@ class Feedback:
 
 
 def bind(
-    estimator: Estimator, capacity: Callable[[], int], devices: Callable[[], Sequence[Device]] = tuple
+    estimator: Estimator,
+    capacity: Callable[[], int],
+    devices: Callable[[], Sequence[Device]] = tuple,
+    learned: Callable[[], object] | None = None,
 ) -> None:
-    """Give ``capacity`` to an estimator that wants it (``Learned``), and ``devices`` to its meter."""
+    """Give ``capacity`` to an estimator that wants it (``Learned``), and ``devices`` to its meter.
+
+    It is to call ``learned()``, from any thread, when those who wait might be charged otherwise from now on.
+    """
+    announce = getattr(estimator, "announce", None)
+    if announce is not None and learned is not None:
+        announce(learned)
     wants = getattr(estimator, "bind", None)
     if wants is not None:
         wants(capacity)

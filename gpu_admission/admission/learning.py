@@ -24,10 +24,15 @@ class Learning:
         self._sharers = {name: each for name, each in named if hasattr(each, "share")}
         self._gossip: Gossip | None = None
 
-    def begin(self, capacity: Callable[[], int], devices: Callable[[], Sequence[Device]]) -> None:
-        """Give each what it needs from the admission."""
+    def begin(
+        self,
+        capacity: Callable[[], int],
+        devices: Callable[[], Sequence[Device]],
+        learned: Callable[[], object],
+    ) -> None:
+        """Give each what it needs from the admission; see ``bind``."""
         for _, each in self._named:
-            bind(each, capacity, devices)
+            bind(each, capacity, devices, learned)
 
     def shared(self, use: Use) -> Gossip:
         """What this process tells others that share its budget: ``use()``, and what it learns from now on."""

@@ -32,6 +32,8 @@ class LockedLedger:
 
     is_joined = True
     """Whether there is nothing left to do before a request may be asked for."""
+    may_resize = True
+    """Whether ``change`` takes a ticket that waits, too."""
     away: str | None = None
     """Why the budget can't be reached just now."""
     where: str | None = None
@@ -135,7 +137,7 @@ class LockedLedger:
             self.ledger.force(ticket, self.now())
 
     def change(self, ticket: Ticket, size: int) -> None:
-        """Make a held ticket ``size`` bytes large, whether that fits or not."""
+        """Make a ticket that is held, or waits, ``size`` bytes large, as ``Ledger.change``."""
         with self.turn:
             self._woken(self.ledger.change(ticket, size, self.now()))
 

@@ -55,6 +55,11 @@ class Budget(Limited, Protocol):
         ...
 
     @property
+    def may_resize(self) -> bool:
+        """Whether ``change`` takes a ticket that waits, too."""
+        ...
+
+    @property
     def away(self) -> str | None:
         """Why a shared budget can't be reached just now."""
         ...
@@ -110,7 +115,7 @@ class Budget(Limited, Protocol):
         """Hold ``ticket`` whether it fits or not: for watching without deciding."""
 
     def change(self, ticket: Ticket, size: int) -> None:
-        """Make a held ticket ``size`` bytes large, whether that fits or not."""
+        """Make a held ticket ``size`` bytes large, whether that fits or not; see ``may_resize``."""
 
     def grow(self, ticket: Ticket, size: int) -> bool:
         """The same where it fits now; whether it did. Not to be called in a turn."""

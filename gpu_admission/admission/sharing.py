@@ -40,6 +40,8 @@ class Sharing:
 
     __slots__ = ("_closed", "_joining", "_shared", "_woken", "is_joined", "turn", "where")
 
+    may_resize = False
+
     def __init__(
         self,
         shared: object,

@@ -179,6 +179,11 @@ class LaneState:
             self.head = None
             self._next_head(now)
 
+    def resize(self, ticket: Ticket, size: int) -> None:
+        """Make ``ticket``, which waits here, ``size`` bytes large; it keeps its place."""
+        self.waiting_bytes += size - ticket.bytes
+        self._flows[ticket.flow].queue.resize(ticket, size)
+
     def charge(self, ticket: Ticket) -> None:
         """``ticket`` starts: charge its flow in advance for what it will usually use."""
         flow = self._flow(ticket.flow)

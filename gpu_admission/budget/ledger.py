@@ -145,7 +145,13 @@ class Ledger:
         return account.in_use + more <= account.limit and lane.in_use + more <= lane.limit
 
     def change(self, ticket: Ticket, size: int, now: float) -> Sequence[Ticket]:
-        """Make a held ticket ``size`` bytes large, whether that fits or not."""
+        """Make a held ticket ``size`` bytes large, whether that fits or not; or one that waits, where it
+        keeps its place, and is made no larger than can ever start.
+        """
+        if ticket.state is WAITING:
+            lane = self.lanes[ticket.lane]
+            lane.resize(ticket, min(size, lane.largest))
+            return self._dispatch(now)
         more = size - ticket.bytes
         ticket.bytes = size
         self.accounts[ticket.device].in_use += more

@@ -75,6 +75,15 @@ class SizedQueue:
         if len(self._tickets) - self._head > 4 * self._waiting + _FANOUT:
             self._close_up()
 
+    def resize(self, ticket: Ticket, size: int) -> None:
+        """Make ``ticket``, which waits here, ``size`` bytes large; it keeps its place."""
+        ticket.bytes = size
+        index = ticket.slot - self._base
+        self._levels[0][index] = size
+        for below, level in pairwise(self._levels):
+            index >>= _SHIFT
+            level[index] = min(below[index << _SHIFT : (index + 1) << _SHIFT])
+
     def _trim(self) -> None:
         """Drop whole blocks of left slots at the front, so that memory follows the waiters."""
         while self._tickets[self._head] is None:

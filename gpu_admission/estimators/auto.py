@@ -35,7 +35,8 @@ def auto(*, model: Any = None, waits: bool = True) -> Learned:
     ``waits`` as for ``Measured``. Raises as ``ModelConfig`` for a ``model`` that can't be read.
     """
     if model is None:
-        return Learned(Measured(waits=waits), usage=True, tokens="learned", meter=AutoMeter())
+        # What is measured has a margin of its own, which covers the count of a prompt.
+        return Learned(Measured(waits=waits), usage=True, tokens="learned", margin=0.0, meter=AutoMeter())
     from gpu_admission.estimators.transformer import TransformersLM
 
     return Learned(TransformersLM.from_config(model), usage=True, tokens="learned")
@@ -81,6 +82,11 @@ class AutoMeter:
     def is_exact(self) -> bool:
         """Whether it counts what this process allocates, and nothing else."""
         return isinstance(self._chosen, TorchPeak)
+
+    @property
+    def grows(self) -> bool:
+        """Whether the last peak may have come late in the request that was measured."""
+        return bool(getattr(self._chosen, "grows", True))
 
     def start(self) -> int:
         """Forget earlier peaks; the bytes in use now."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 _MOST_ROWS = 128
 _PER_OCTAVE = 8
@@ -18,16 +18,25 @@ _RIDGE = 1e-6
 Features = Sequence[float]
 
 
+class Seen(NamedTuple):
+    """Requests alike, and the most that one of them took."""
+
+    features: tuple[float, ...]
+    taken: int
+    asked: tuple[float, ...]
+    """What they had asked for, if they used less."""
+
+
 class Envelope:
     """Rows of features, and the bytes that requests with them took; all features are 0 or more."""
 
     def __init__(self, width: int) -> None:
         self._width = width
-        self._rows: dict[tuple[int, ...], tuple[tuple[float, ...], int]] = {}
+        self._rows: dict[tuple[int, ...], Seen] = {}
         self.top: tuple[float, ...] = (0.0,) * width
         """The most of each feature that any request in the rows has asked for."""
         self._weights: list[float] = [0.0] * width
-        self._lift = 0.0
+        self._lift = self._middle = 0.0
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -37,12 +46,14 @@ class Envelope:
 
         ``asked``: what it had asked for, if it used less.
         """
-        self.top = tuple(map(max, self.top, asked or features))
+        asked = asked or features
+        self.top = tuple(map(max, self.top, asked))
         kind = tuple(int(_PER_OCTAVE * math.log2(1 + value)) for value in features)
-        row = (tuple(features), taken)
+        row = Seen(tuple(features), taken, tuple(asked))
         known = self._rows.pop(kind, None)
         if known is not None:
-            row = (tuple(map(min, known[0], features)), max(known[1], taken))
+            least, asks = map(min, known.features, features), map(min, known.asked, asked)
+            row = Seen(tuple(least), max(known.taken, taken), tuple(asks))
         self._rows[kind] = row
         if len(self._rows) > _MOST_ROWS:
             del self._rows[self._least()]
@@ -55,28 +66,45 @@ class Envelope:
 
     def doubt(self) -> None:
         """Believe no longer that what was asked, and not used, would have been covered."""
-        used = [features for features, _ in self._rows.values()]
+        self._rows = {kind: Seen(row.features, row.taken, row.features) for kind, row in self._rows.items()}
+        used = [row.features for row in self._rows.values()]
         self.top = tuple(map(max, zip(*used, strict=True))) if used else (0.0,) * self._width
 
     def bytes_for(self, features: Features) -> float:
         """What a request with ``features`` takes: at least what any request with no more of anything took."""
         return self._lift + sum(w * x for w, x in zip(self._weights, features, strict=True))
 
+    def middle_of(self, features: Features, count: int) -> float:
+        """What ``count`` requests whose ``features`` have these sums take, in the middle of what was seen."""
+        return count * self._middle + sum(w * x for w, x in zip(self._weights, features, strict=True))
+
+    def distance(self, asked: Features) -> float:
+        """By what factor ``asked`` goes beyond the nearest single request that was seen; 1: not at all."""
+        apart = (_factor(asked, row.asked) for row in self._rows.values())
+        return max(1.0, min(apart, default=1.0))
+
     def reach(self, features: Features) -> float:
         """By what factor ``features`` go beyond the most that was seen, at worst; at least 1."""
-        return max((x / max(t, 1.0) for x, t in zip(features, self.top, strict=True)), default=1.0)
+        return _factor(features, self.top)
+
+    @property
+    def largest(self) -> float:
+        """What the most expensive of the requests that were seen takes."""
+        return max((self.bytes_for(row.features) for row in self._rows.values()), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
-        rows = [[list(features), taken] for features, taken in self._rows.values()]
+        rows = [[list(row.features), row.taken, list(row.asked)] for row in self._rows.values()]
         return {"rows": rows, "top": list(self.top)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take in what ``to_dict`` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` otherwise."""
         top = self._numbers(saved["top"])
-        for features, taken in saved["rows"]:
+        for features, taken, asked in saved["rows"]:
             (size,) = self._numbers([taken], width=1)
-            self.add(self._numbers(features), int(size), asked=top)
+            self.add(self._numbers(features), int(size), asked=self._numbers(asked))
+        self.top = tuple(map(max, self.top, top))
+        self._fit()
 
     def _numbers(self, values: Sequence[Any], *, width: int | None = None) -> list[float]:
         numbers = [float(value) for value in values]
@@ -88,22 +116,28 @@ class Envelope:
         """The row that another covers by the widest margin; the oldest if none is covered."""
 
         def spare(kind: tuple[int, ...]) -> float:
-            features, taken = self._rows[kind]
-            return self.bytes_for(features) - taken
+            row = self._rows[kind]
+            return self.bytes_for(row.features) - row.taken
 
         return max(list(self._rows)[:-1], key=spare)
 
     def _fit(self) -> None:
         rows = list(self._rows.values())
-        self._weights, self._lift = [0.0] * self._width, 0.0
+        self._weights, self._lift, self._middle = [0.0] * self._width, 0.0, 0.0
         if not rows:
             self.top = (0.0,) * self._width
         scales = [max(1.0, most) for most in self.top]
-        columns = [[1.0, *(x / s for x, s in zip(features, scales, strict=True))] for features, _ in rows]
+        columns = [[1.0, *(x / s for x, s in zip(features, scales, strict=True))] for features, *_ in rows]
         if rows:
-            found = _nonnegative(columns, [float(taken) for _, taken in rows])
+            found = _nonnegative(columns, [float(row.taken) for row in rows])
             self._weights = [w / s for w, s in zip(found[1:], scales, strict=True)]
-            self._lift = max(0.0, max(taken - self.bytes_for(features) for features, taken in rows))
+            self._middle = found[0]
+            self._lift = max(0.0, max(row.taken - self.bytes_for(row.features) for row in rows))
+
+
+def _factor(features: Features, seen: Features) -> float:
+    """The largest of the factors by which ``features`` are above those ``seen``."""
+    return max((x / max(t, 1.0) for x, t in zip(features, seen, strict=True)), default=1.0)
 
 
 def _nonnegative(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float]:

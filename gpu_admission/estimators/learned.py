@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from gpu_admission.errors import UnreadableBody
 from gpu_admission.estimators.histories import ALL, Histories
 from gpu_admission.estimators.history import History
+from gpu_admission.estimators.learnedchecks import check_between, check_reading
 from gpu_admission.estimators.lengths import Counted, Lengths, heard
-from gpu_admission.estimators.measured import Measured, Progress
+from gpu_admission.estimators.measured import Ask, Measured, Progress
 from gpu_admission.estimators.meter import PeakMeter
-from gpu_admission.estimators.numbers import asked_of, hidden, name_of
+from gpu_admission.estimators.numbers import asked_of, hidden, model_of, name_of
 from gpu_admission.estimators.taken import ALONE, CORRECTION, Followed, Taken, as_estimate, moved, taken
 from gpu_admission.estimators.terms import checked_inner, clamp, render
 from gpu_admission.estimators.turns import Turns
@@ -89,15 +89,15 @@ class Learned:
         max_routes: int = 64,
         meter: PeakMeter | None = None,
     ) -> None:
-        _between(quantile, 0.5, 1, "quantile")
-        _between(margin, 0, 1, "margin")
-        _between(doubt, 1, 32, "doubt")
+        check_between(quantile, 0.5, 1, "quantile")
+        check_between(margin, 0, 1, "margin")
+        check_between(doubt, 1, 32, "doubt")
         if not 0 < clip[0] <= 1 <= clip[1] < 1e6:
             raise ValueError(f"clip must be (low, high) with 0 < low <= 1 <= high, got {clip!r}")
         for name, count in (("window", window), ("trust", trust), ("max_routes", max_routes)):
             if count < 1:
                 raise ValueError(f"{name} must be at least 1, got {count!r}")
-        _check_reading(inner, usage, tokens)
+        check_reading(inner, usage, tokens)
         self.inner = checked_inner(inner)
         self.usage = usage
         """Whether it wants to hear the usage that answers report."""
@@ -120,6 +120,7 @@ class Learned:
         self._lock = Mutex()
         # The collector may end a lease in the very thread that holds the lock: endings are noted
         # here, without a lock, and taken in when the next charge is asked for.
+        self._announce: Callable[[], object] | None = None
         self._tell_others: Callable[[tuple[Any, ...]], object] | None = None
         self._told: deque[Taken | Counted | None] = deque(maxlen=_MOST_TOLD)
 
@@ -136,11 +137,7 @@ class Learned:
     def __call__(self, info: RequestInfo, /) -> Estimate | Awaitable[Estimate]:
         route = self.route_of(info)
         if self._measured is not None:
-            asked = asked_of(info)
-            expected = self._expected(route, asked, info.size)
-            result: EstimateResult | Awaitable[EstimateResult] = self._measured.charge(
-                route, asked, expected, info.size
-            )
+            result: EstimateResult | Awaitable[EstimateResult] = self._measured.charge(self._ask(route, info))
         elif self.usage:
             result = self._formula(self._expected(route, info.workload, info.size))
         else:
@@ -149,9 +146,25 @@ class Learned:
             return self._charge(route, as_estimate(result))
         return self._later(result, route)
 
+    def again(self, info: RequestInfo, charged: Estimate) -> Callable[[], Estimate] | None:
+        """What a request that waits, and was ``charged``, is charged by what has been learned since.
+
+        ``None``: what it was charged stays.
+        """
+        measured = self._measured
+        if measured is None:
+            return None
+        route = self.route_of(info)
+        ask = self._ask(route, info)
+        return lambda: self._charge(route, measured.again(ask, charged))
+
+    def _ask(self, route: str, info: RequestInfo) -> Ask:
+        asked, size = asked_of(info), info.size
+        return Ask(route, asked, partial(self._expected, route, asked, size), size)
+
     def route_of(self, info: RequestInfo) -> str:
         """The name under which ``observe`` must be told of a request: its route, model and flow."""
-        model = _model(info) if self.needs_body else None
+        model = model_of(info) if self.needs_body else None
         flow = self._flow(info) if self._flow else None
         return name_of(self._route(info), model, flow and hidden(flow))
 
@@ -187,8 +200,9 @@ class Learned:
         """
         if self._measured is not None:
             self._measured.leaves(request, self.meter)
-            exact = bool(getattr(self.meter, "is_exact", False))
-            self._measured.ended(request, outcome, peak=peak, usage=usage, is_exact=exact)
+            news = self._measured.ended(request, outcome, peak=peak, usage=usage, meter=self.meter)
+            if news and self._announce is not None:
+                self._announce()
             peak = None
         if outcome == "oom":
             self.ran_out()
@@ -264,6 +278,10 @@ class Learned:
         if self._measured is not None:
             self._measured.bind(capacity)
 
+    def announce(self, learned: Callable[[], object]) -> None:
+        """Call ``learned()`` when those who wait might be charged otherwise: see ``again``."""
+        self._announce = learned
+
     def progress(self) -> Sequence[Progress]:
         """How far each route is learned, where nothing but measurements is known of it."""
         return () if self._measured is None else self._measured.progress()
@@ -286,7 +304,7 @@ class Learned:
         shares = self._shares.restored(state.get("routes"))
         lengths = self._lengths.restored(state.get("lengths", {}))
         if self._measured is not None:
-            self._measured.restore(state.get("measured", {}))
+            self._measured.restore(state.get("measured", {"routes": {}}))
         with self._lock:
             self._told.clear()
             self._shares = shares
@@ -373,28 +391,3 @@ class Learned:
             route, first.bytes, caution=self._caution, margin=self.margin, most=self.clip[1]
         )
         return moved(first, clamp(size), CORRECTION, "")
-
-
-def _check_reading(inner: Estimator, usage: bool, tokens: str | None) -> None:
-    if tokens not in (None, "learned"):
-        raise ValueError(f"tokens must be 'learned' or None, got {tokens!r}")
-    if tokens and not usage:
-        raise ValueError("tokens='learned' needs usage=True: prompts are counted by what answers say of them")
-    if usage and not (hasattr(inner, "estimate") and getattr(inner, "needs_body", True)):
-        raise ValueError(
-            "usage=True needs an inner that makes bytes of tokens, such as KVCache, TransformersLM or "
-            f"Linear, and has estimate(workload): {type(inner).__name__} does not"
-        )
-
-
-def _model(info: RequestInfo) -> str | None:
-    """The model that the body names, where one can be read."""
-    try:
-        return info.workload.model
-    except UnreadableBody:
-        return None
-
-
-def _between(value: float, low: float, high: float, name: str) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be between {low} and {high}, got {value!r}")

@@ -41,6 +41,14 @@ def asked_of(info: RequestInfo) -> Workload:
         return Workload()
 
 
+def model_of(info: RequestInfo) -> str | None:
+    """The model that the body names, where one can be read."""
+    try:
+        return info.workload.model
+    except UnreadableBody:
+        return None
+
+
 def hidden(flow: str) -> str:
     """A key that tells flows apart, in files and for other processes, without revealing whose they are."""
     return hashlib.blake2b(flow.encode(errors="replace"), digest_size=8).hexdigest()

@@ -152,7 +152,14 @@ class Intake(msgspec.Struct, eq=False):
             route=self.rule.route,
             gone=self.watch or self.body.watch,
             queued=self.queued,
+            again=self._again(estimated),
         )
+
+    def _again(self, charged: Estimate) -> Callable[[], Estimate] | None:
+        """What it is charged from now on, where its estimator learns while it waits."""
+        again = getattr(self.rule.estimator, "again", None) if self.rule.learns else None
+        found: Callable[[], Estimate] | None = None if again is None else again(self.info, charged)
+        return found
 
     def _lost(self, error: Exception) -> Exception:
         """Close the body and count the end. Returns what to raise: a failure of the server's goes first."""

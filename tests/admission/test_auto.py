@@ -360,6 +360,46 @@ async def test_a_request_that_is_refused_while_it_waits_to_be_measured_holds_up_
     assert not caplog.records
 
 
+async def test_those_that_wait_are_charged_by_what_is_learned_meanwhile() -> None:
+    world = World()
+    gate = gate_of(world)
+    for _ in range(4):
+        await served(gate, world, body())
+    async with anyio.create_task_group() as group:
+        for _ in range(80):
+            group.start_soon(call, gate, scope_of(PATH), body())
+        await settle()
+        first = max(waiting.bytes for waiting in gate.admission.queue())
+        for open_gate in world.gates[:20]:
+            open_gate.set()
+        await settle()
+        now = {waiting.bytes for waiting in gate.admission.queue()}
+        assert max(now) < first
+        assert now == {charge(gate)}
+        while world.running:
+            world.finish()
+            await settle()
+    assert world.out_of_memory == 0
+    assert gate.admission.in_use == 0
+
+
+async def test_one_that_waits_with_a_generous_guess_is_charged_what_another_of_its_size_took() -> None:
+    world = World()
+    gate = gate_of(world)
+    await learned(gate, world)
+    async with anyio.create_task_group() as group:
+        group.start_soon(call, gate, scope_of(PATH), body(1000))
+        await settle()
+        group.start_soon(call, gate, scope_of(PATH), body(1000))
+        await settle()
+        ((guess,),) = [[waiting.bytes for waiting in gate.admission.queue()]]
+        world.finish()
+        await settle()
+        assert cost(1000) <= gate.admission.in_use == charge(gate, 1000) < guess
+        world.finish()
+    assert world.out_of_memory == 0
+
+
 async def test_how_far_it_has_learned_is_reported() -> None:
     world = World()
     gate = gate_of(world)
@@ -506,8 +546,9 @@ class TestState:
             '{"version": 2, "routes": {}}',
             "[]",
             "[" * 100_000,
-            '{"estimator": {"version": 2, "routes": {}, "measured": {"/": '
-            '{"fit": {"rows": [], "top": [0, 0, 0, 0, 0, 0, 0]}, "good": 1e999, "runs": 0}}}}',
+            '{"estimator": {"version": 2, "routes": {}, "measured": {"routes": {"/": {"fit": '
+            '{"rows": [], "top": [0, 0, 0, 0, 0, 0, 0]}, "good": 1e999, "runs": 0, "grows": true}}}}}',
+            '{"estimator": {"version": 2, "routes": {}, "measured": {"/": {}}}}',
         ],
     )
     def test_a_file_that_is_anothers_is_named_and_not_written_over(self, tmp_path: Path, text: str) -> None:

@@ -58,6 +58,11 @@ class Audit:
 
     def change(self, ticket: Ticket, size: int) -> None:
         before = self._heads()
+        if ticket.state is State.WAITING:
+            largest = self.ledger.largest(ticket.lane)
+            self._settle(self.ledger.change(ticket, size, self.now), before, whole=True)
+            assert ticket.bytes == min(size, largest)
+            return
         grows = size > ticket.bytes
         if grows and not self.ledger.can_grow(ticket, size):
             return

@@ -195,6 +195,22 @@ def test_a_lease_grows_only_where_it_fits_now_and_shrinks_always() -> None:
     assert bench.ledger.in_use == 70
 
 
+def test_one_that_waits_keeps_its_place_when_it_comes_to_ask_for_less_or_more() -> None:
+    bench = Bench(max_bypass=0)
+    bench.ask("a", 60)
+    bench.ask("b", 70)
+    bench.ask("c", 30)
+    assert bench.ledger.change(bench.tickets["c"], 20, 0.0) == []
+    assert bench.ledger.waiting_bytes == 90
+    assert bench.named(bench.ledger.change(bench.tickets["b"], 15, 0.0)) == {"b", "c"}
+    assert (bench.ledger.in_use, bench.ledger.waiting_bytes) == (95, 0)
+    bench.ask("d", 10)
+    bench.ledger.change(bench.tickets["d"], 1000, 0.0)
+    assert bench.tickets["d"].bytes == 100  # what can ever start
+    bench.end("a"), bench.end("b")
+    assert bench.end("c") == {"d"}
+
+
 def test_a_smaller_capacity_takes_nothing_back_and_grants_nothing_until_it_fits() -> None:
     bench = Bench()
     bench.ask("a", 50)

@@ -125,6 +125,8 @@ def take(audit: Audit, what: int, who: int, size: int, flows: int) -> None:
             audit.release(audit.held[who % len(audit.held)])
         case 9 if audit.waiting:
             audit.release(audit.waiting[who % len(audit.waiting)])
+        case 10 if audit.waiting and who % 2:
+            audit.change(audit.waiting[who // 2 % len(audit.waiting)], 1 + size % 60)
         case 10 if audit.held:
             audit.change(audit.held[who % len(audit.held)], size % 40)
         case 11:

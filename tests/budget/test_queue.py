@@ -27,6 +27,9 @@ class Model:
     def remove(self, index: int) -> None:
         self.queue.remove(self.plain.pop(index))
 
+    def resize(self, index: int, size: int) -> None:
+        self.queue.resize(self.plain[index], size)
+
     def check(self, *sizes: int) -> None:
         assert len(self.queue) == len(self.plain)
         assert not self.plain or self.queue.first is self.plain[0]
@@ -41,12 +44,13 @@ class Model:
 _joins = st.tuples(st.just("join"), st.integers(1, 30))
 _leaves = st.tuples(st.just("leave"), st.integers(0, 10**6))
 _fronts = st.tuples(st.just("front"), st.just(0))
+_resizes = st.tuples(st.just("resize"), st.integers(0, 10**6))
 
 
 @settings(max_examples=150, deadline=None, database=None, derandomize=True)
 @given(
     st.lists(st.integers(1, 40), max_size=200),
-    st.lists(st.one_of(_joins, _leaves, _fronts), max_size=200),
+    st.lists(st.one_of(_joins, _leaves, _fronts, _resizes), max_size=200),
     st.integers(0, 40),
 )
 def test_it_answers_as_a_plain_list_does(first: list[int], steps: list[tuple[str, int]], size: int) -> None:
@@ -56,6 +60,8 @@ def test_it_answers_as_a_plain_list_does(first: list[int], steps: list[tuple[str
     for what, value in steps:
         if what == "join":
             model.append(value)
+        elif model.plain and what == "resize":
+            model.resize(value % len(model.plain), 1 + value % 37)
         elif model.plain:
             model.remove(0 if what == "front" else value % len(model.plain))
         model.check(size)
@@ -72,6 +78,8 @@ def test_it_answers_as_a_plain_list_does_while_thousands_wait(front: float) -> N
             grows = chance.random() < (0.7 if len(model.plain) < target else 0.3)
             if grows or not model.plain:
                 model.append(chance.randint(1, 1000))
+            elif chance.random() < 0.1:
+                model.resize(chance.randrange(len(model.plain)), chance.randint(1, 1000))
             else:
                 model.remove(0 if chance.random() < front else chance.randrange(len(model.plain)))
             if chance.random() < 0.01:

@@ -64,12 +64,42 @@ def test_it_is_kept_and_what_is_none_is_refused() -> None:
     fit.add((10, 3), 5)
     again.restore(fit.to_dict())
     assert again.bytes_for((10, 3)) == fit.bytes_for((10, 3))
-    for rows in ([[[1], 2]], [[[1, -2], 2]], [[[1, float("nan")], 2]], [5], [[["x", 1], 2]], [[[1, 2], -1]]):
+    good, bad = [1, 2], ([1], [1, -2], [1, float("nan")], ["x", 1])
+    rows = [*([each, 2, good] for each in bad), *([good, 2, each] for each in bad), 5, [good, -1, good]]
+    for row in rows:
         with pytest.raises((TypeError, ValueError)):
-            Envelope(2).restore({"rows": rows, "top": [1, 1]})
+            Envelope(2).restore({"rows": [row], "top": [1, 1]})
 
 
 def test_what_was_asked_bounds_what_counts_as_seen() -> None:
     fit = Envelope(1)
     fit.add((10,), 5, asked=(100,))
     assert fit.reach((100,)) == 1
+
+
+def test_how_far_something_is_from_the_nearest_that_asked_for_as_much_of_everything() -> None:
+    fit = Envelope(2)
+    fit.add((100, 1), 5)
+    fit.add((1, 100), 5, asked=(2, 200))
+    assert fit.distance((50, 1)) == 1
+    assert fit.distance((100, 2)) == 2
+    assert fit.distance((2, 200)) == 1
+    assert fit.distance((100, 100)) == 50  # asked for, each of them, but never together
+    fit.doubt()
+    assert fit.distance((1, 200)) == 2
+
+
+def test_the_middle_of_what_was_seen_is_no_higher_than_what_is_charged() -> None:
+    fit = Envelope(1)
+    for x, taken in ((10, 1000), (10, 1200), (20, 1900), (40, 4200)):
+        fit.add((x,), taken)
+    assert fit.middle_of((70,), 3) <= 3 * fit.bytes_for((70 / 3,)) + 1
+    assert fit.middle_of((70,), 3) == pytest.approx(1000 + 2000 + 4000, rel=0.2)
+
+
+def test_the_largest_is_what_the_most_expensive_one_takes() -> None:
+    fit = Envelope(2)
+    assert fit.largest == 0
+    fit.add((100, 1), 500)
+    fit.add((1, 100), 700)
+    assert 700 <= fit.largest < 1000

@@ -1,0 +1,27 @@
+"""What the settings of ``Learned`` must be.
+
+Owns the sentences that say so; what they mean is in ``learned``.
+"""
+
+from __future__ import annotations
+
+from gpu_admission.request import Estimator
+
+
+def check_reading(inner: Estimator, usage: bool, tokens: str | None) -> None:
+    """Raises ``ValueError`` where usage can't be read, or made bytes of by ``inner``."""
+    if tokens not in (None, "learned"):
+        raise ValueError(f"tokens must be 'learned' or None, got {tokens!r}")
+    if tokens and not usage:
+        raise ValueError("tokens='learned' needs usage=True: prompts are counted by what answers say of them")
+    if usage and not (hasattr(inner, "estimate") and getattr(inner, "needs_body", True)):
+        raise ValueError(
+            "usage=True needs an inner that makes bytes of tokens, such as KVCache, TransformersLM or "
+            f"Linear, and has estimate(workload): {type(inner).__name__} does not"
+        )
+
+
+def check_between(value: float, low: float, high: float, name: str) -> None:
+    """Raises ``ValueError`` that names the setting."""
+    if not low <= value <= high:
+        raise ValueError(f"{name} must be between {low} and {high}, got {value!r}")
