@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpu_admission.admission.seam import Budget
 from gpu_admission.budget.ticket import GRANTED, WAITING, Ticket
 from gpu_admission.estimators.taken import moved
+from gpu_admission.request import RequestInfo
 from gpu_admission.runtime.failure import log_failure
 from gpu_admission.runtime.loop import Home, call_soon
 from gpu_admission.types import Estimate
@@ -63,6 +64,13 @@ class Recharging:
                 self._locked.change(ticket, estimate.bytes)
                 return estimate
         return moved(estimate, size, "waited", "")
+
+
+def again_of(estimator: Any, info: RequestInfo, charged: Estimate) -> Again | None:
+    """What says what ``info`` is charged from now on, where its ``estimator`` can say so."""
+    again = getattr(estimator, "again", None)
+    found: Again | None = None if again is None else again(info, charged)
+    return found
 
 
 def _asked(again: Again) -> Estimate | None:

@@ -8,7 +8,7 @@ answers, on top of it.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -44,11 +44,13 @@ class Progress(NamedTuple):
     route: str
     seen: int
     needed: int
+    waiting: int = 0
+    """Requests that wait until another, which runs alone, has been measured."""
 
     def __str__(self) -> str:
-        if self.seen < self.needed:
-            return f"learning {self.route}: {self.seen} of {self.needed}"
-        return f"learned {self.route}"
+        said = f"learning {self.route}: {self.seen} of {self.needed}"
+        wait = f" ({self.waiting} wait until one has run alone)" if self.waiting else ""
+        return (said if self.seen < self.needed else f"learned {self.route}") + wait
 
 
 class Ask(NamedTuple):
@@ -297,11 +299,12 @@ class Measured:
         """How far each route is learned, the one that was quiet longest first."""
         with self._lock:
             self._take_in()
-            seen: dict[str, int] = {}
+            waiting = Counter(_shown(name) for name, _ in list(self._asking.values()))
+            seen = dict.fromkeys(waiting, 0)
             for name, known in self._routes.items():
-                path = path_of(name)[:80]
+                path = _shown(name)
                 seen[path] = min(ENOUGH, max(seen.get(path, 0), known.good))
-            return [Progress(path, good, ENOUGH) for path, good in seen.items()]
+            return [Progress(path, good, ENOUGH, waiting[path]) for path, good in seen.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """What was measured, as plain JSON types."""
@@ -363,3 +366,8 @@ class Measured:
         known.learn(told.features, told.asked or (), told.peak, is_exact=told.is_exact, grows=told.grows)
         if told.peak is not None:
             self._company.weigh_again()
+
+
+def _shown(route: str) -> str:
+    """The path of a route, as it is shown."""
+    return path_of(route)[:80]

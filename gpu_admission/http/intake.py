@@ -17,6 +17,7 @@ import msgspec
 from gpu_admission.admission import Admission
 from gpu_admission.admission.buffered import Copies
 from gpu_admission.admission.lease import Lease
+from gpu_admission.admission.recharging import again_of
 from gpu_admission.bodies.large import SMALL_BYTES, LineTimeout, is_large, read_aside
 from gpu_admission.bodies.share import UNCOUNTED_BYTES
 from gpu_admission.budget.ticket import Ticket
@@ -152,14 +153,8 @@ class Intake(msgspec.Struct, eq=False):
             route=self.rule.route,
             gone=self.watch or self.body.watch,
             queued=self.queued,
-            again=self._again(estimated),
+            again=again_of(self.rule.estimator, self.info, estimated) if self.rule.learns else None,
         )
-
-    def _again(self, charged: Estimate) -> Callable[[], Estimate] | None:
-        """What it is charged from now on, where its estimator learns while it waits."""
-        again = getattr(self.rule.estimator, "again", None) if self.rule.learns else None
-        found: Callable[[], Estimate] | None = None if again is None else again(self.info, charged)
-        return found
 
     def _lost(self, error: Exception) -> Exception:
         """Close the body and count the end. Returns what to raise: a failure of the server's goes first."""

@@ -412,6 +412,21 @@ async def test_how_far_it_has_learned_is_reported() -> None:
     assert gate.admission.report().learning == (f"learned {PATH}",)
 
 
+async def test_those_that_wait_until_one_has_run_alone_are_reported() -> None:
+    world = World()
+    gate = gate_of(world)
+    async with anyio.create_task_group() as group:
+        for _ in range(5):
+            group.start_soon(call, gate, scope_of(PATH), body())
+        await settle()
+        said = f"learning {PATH}: 0 of 40 (4 wait until one has run alone)"
+        assert gate.admission.report().learning == (said,)
+        while world.running:
+            world.finish()
+            await settle()
+    assert gate.admission.report().learning == (f"learning {PATH}: 5 of 40",)
+
+
 async def test_in_shadow_mode_nothing_waits_to_be_measured() -> None:
     world = World()
     gate = gate_of(world, mode="shadow")
