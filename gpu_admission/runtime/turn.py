@@ -96,7 +96,10 @@ class Turn:
         self.late.append(change)
         if not self._awaited:
             self._awaited = True
-            _thread.start_new_thread(self._catch_up_when_free, ())
+            try:
+                _thread.start_new_thread(self._catch_up_when_free, ())
+            except RuntimeError:  # too many threads: it comes after the turn that is being taken, or the next
+                self._awaited = False
 
     def _catch_up_when_free(self) -> None:
         with self.lock:

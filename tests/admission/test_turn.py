@@ -36,10 +36,14 @@ class InOtherThread:
             self._goes_on.wait(10)
             self._ends()
 
+    def start(self) -> None:
+        if not self._holds.is_set():
+            self._thread.start()
+            self._holds.wait(10)
+
     def is_passed_by(self, admission: Admission) -> bool:
         """Whether a thread that has the turn gets the lock, while the other ends what it ends."""
-        self._thread.start()
-        self._holds.wait(10)
+        self.start()
         with admission.locked:
             self._goes_on.set()
             passed = self.lock.acquire(timeout=10)
@@ -93,6 +97,20 @@ async def test_thousands_that_one_collection_ends_there_wait_once_together() -> 
     other = InOtherThread(collect)
     assert other.is_passed_by(admission)  # one by one it would take minutes
     await until(lambda: admission.in_use == 0)
+
+
+async def test_where_no_thread_can_be_had_they_end_with_the_turn_that_they_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start_new_thread(*arguments: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    admission = Admission(capacity=100, estimator=1)
+    other = InOtherThread(await _release(admission))
+    monkeypatch.setattr("gpu_admission.runtime.turn._thread.start_new_thread", start_new_thread)
+    other.start()
+    assert other.is_passed_by(admission)
+    assert admission.in_use == 0
 
 
 async def test_a_lease_that_ends_in_the_thread_of_a_meter_does_not_hold_up_whoever_reads_the_meter() -> None:
