@@ -46,8 +46,11 @@ except OSError as error:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; the status of the command that it ran, or 125 where none was run."""
-    options = _parser().parse_args(arguments)
-    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    own, command = list(arguments), []
+    if "--" in own:
+        own, command = own[: own.index("--")], own[own.index("--") + 1 :]
+    options = _parser("*" if command else argparse.REMAINDER).parse_args(own)
+    command = options.command + command
     if not command:
         return _fail("say what to run: gpu-admission hold SIZE SHARED -- COMMAND ...")
     try:
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         return _fail(str(error))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(rest: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpu-admission hold", description="Wait for bytes of a shared budget, and run a command."
     )
@@ -70,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("shared", help="the folder or redis:// address of the budget")
     parser.add_argument("--timeout", type=float, default=math.inf, help="seconds to wait (default: for ever)")
     parser.add_argument("--capacity", help="of the budget, where no process has used it yet")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- and the command with its arguments")
+    parser.add_argument("command", nargs=rest, help="-- and the command with its arguments")
     return parser
 
 
@@ -124,12 +127,16 @@ def _wait(ledger: SharedLedger, ticket: Ticket, news: threading.Event, timeout: 
             with ledger.lock:
                 largest = ledger.ledger.largest()
             return (
-                f"{format_bytes(ticket.bytes)} were refused: the budget is drained, its queue is full, "
-                f"or the largest request that fits is {format_bytes(largest)}"
+                f"{format_bytes(ticket.bytes)} were refused by the shared budget {ledger.log.where}: it is "
+                f"drained, its queue is full (max_waiting), or the largest request that fits is "
+                f"{format_bytes(largest)}; see gpu-admission budget show"
             )
         left = end - time.monotonic()
         if left <= 0:
-            return ledger.away or f"{format_bytes(ticket.bytes)} were not free within --timeout={timeout:g} s"
+            return ledger.away or (
+                f"{format_bytes(ticket.bytes)} of the shared budget {ledger.log.where} were not free within "
+                f"--timeout={timeout:g} s; gpu-admission budget show says who holds them"
+            )
         news.wait(min(_LOOK, left))
         news.clear()
     return None

@@ -7,6 +7,7 @@ It reads the log without taking part: it neither joins nor changes settings. All
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import threading
 import time
@@ -95,6 +96,8 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
     """0 when done; 1 when the budget can't be reached, or has no such member."""
     try:
         log = open_log(arguments.shared)
+        if "://" not in arguments.shared and not os.path.exists(arguments.shared):
+            return _fail(f"there is no folder {log.where}: write it as the processes do in shared=")
         onlooker = Onlooker(log)
         log.start(new_name(), onlooker)
     except (ValueError, ImportError) as error:
@@ -130,16 +133,39 @@ def _drain(onlooker: Onlooker, arguments: argparse.Namespace) -> int:
         ledger = onlooker.replica.ledger
         return ledger is None or ledger.closed is not arguments.undo
 
-    return 0 if _came(onlooker, is_done) else _fail("the budget did not answer: is it in use?")
+    if not _came(onlooker, is_done):
+        return _no_answer(onlooker)
+    print(
+        f"{onlooker.log.where} admits again"
+        if arguments.undo
+        else f"{onlooker.log.where} admits nothing any more, in any process; --undo lets it"
+    )
+    return 0
 
 
 def _evict(onlooker: Onlooker, arguments: argparse.Namespace) -> int:
     living = onlooker.replica.members.living
     if arguments.member not in living:
-        return _fail(f"there is no member {arguments.member!r}; members are {', '.join(living) or 'none'}")
+        return _fail(
+            f"the shared budget {onlooker.log.where} has no member {arguments.member!r} that counts as "
+            f"alive; members are {', '.join(living) or 'none'}"
+        )
     onlooker.say(Gone(arguments.member, certain=False))
     gone = _came(onlooker, lambda: arguments.member not in onlooker.replica.members.living)
-    return 0 if gone else _fail("the budget did not answer")
+    if not gone:
+        return _no_answer(onlooker)
+    terms = onlooker.replica.terms
+    rest = 0.0 if terms is None else terms.lease_ttl / 2
+    print(
+        f"{arguments.member} is out: its bytes go to others after {rest:g} s. If it still runs, it joins "
+        "again and claims what it works on: end the process to free that for good"
+    )
+    return 0
+
+
+def _no_answer(onlooker: Onlooker) -> int:
+    why = onlooker.away or f"{onlooker.log.where} took the entry, and it did not come back"
+    return _fail(f"{why}: nothing is known to have changed within {_WITHIN:g} s; try again")
 
 
 def _came(onlooker: Onlooker, holds: Callable[[], bool]) -> bool:

@@ -57,14 +57,28 @@ class FolderLog:
 
     def start(self, process: str, listener: Listener) -> None:
         self._process, self._listener = process, listener
-        is_new = prepare_folder(self._folder)
+        try:
+            self._start(prepare_folder(self._folder))
+        except (OSError, LogAway) as error:
+            said = error.strerror if isinstance(error, OSError) else error
+            raise ValueError(
+                f"the shared budget {self.where} can't be used ({said}): shared= must name a folder that "
+                "this user can make and write to, with some MiB free, such as one in /dev/shm"
+            ) from error
+
+    def _start(self, is_new: bool) -> None:
         self._file.remove_other_boots()
-        self._presence = Presence(self._folder, process)
-        orphans = is_new and _sockets_in(self._folder, besides=process)
-        lost = orphans or any(map(self._presence.has_joined, self._presence.living()))
-        self._open(self._first(self._settle if lost else 0.0))
-        self._presence.join()
-        self._read_all()
+        self._presence = Presence(self._folder, self._process)
+        try:
+            orphans = is_new and _sockets_in(self._folder, besides=self._process)
+            lost = orphans or any(map(self._presence.has_joined, self._presence.living()))
+            self._open(self._first(self._settle if lost else 0.0))
+            self._presence.join()
+            self._read_all()
+        except BaseException:
+            self._presence.close()
+            self._file.close()
+            raise
 
     def _first(self, settle: float, why: str = "") -> bytes:
         return encode("", 0, Open(settle, expires=False, why=why))
@@ -135,8 +149,11 @@ class FolderLog:
 
     def _went_away(self, error: Exception) -> None:
         self._away = True
-        said = str(error) if isinstance(error, LogAway) else f"the shared budget {self.where}: {error}"
-        self._listener.went_away(said)
+        said = error.strerror if isinstance(error, OSError) else error
+        self._listener.went_away(
+            f"the shared budget {self.where} can't be read or written ({said}): see that its disk has room, "
+            "and that the folder is this user's"
+        )
 
     def catch_up(self) -> bool:
         try:
@@ -203,11 +220,11 @@ def prepare_folder(folder: Path) -> bool:
         is_new = False
     said = folder.lstat()
     if not stat.S_ISDIR(said.st_mode):
-        raise ValueError(f"shared={str(folder)!r} is no folder")
+        raise ValueError(f"shared={str(folder)!r} is no folder: name one, or a path where it can be made")
     if said.st_uid != os.geteuid() or said.st_mode & 0o077:
         raise ValueError(
             f"shared={str(folder)!r} belongs to user {said.st_uid} with mode {stat.S_IMODE(said.st_mode):o}: "
-            f"it must belong to user {os.geteuid()} alone (chmod 700)"
+            f"it must belong to user {os.geteuid()} alone (chmod 700), who all processes of it run as"
         )
     kind = file_system(folder)
     if kind in _NETWORK or kind.startswith("fuse."):

@@ -370,8 +370,7 @@ class SharedLedger:
     @property
     def ledger_as_read(self) -> Ledger:
         """The same, except for what has ended but was not said yet."""
-        ledger = self._member.replica.ledger
-        return self._empty if ledger is None else ledger
+        return self._member.replica.ledger or self._empty
 
     def now(self) -> float:
         """The log's time now, roughly: the ``now`` for ``ledger``'s methods."""

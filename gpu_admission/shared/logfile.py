@@ -21,6 +21,7 @@ from gpu_admission.shared.protocol import Entry, LogAway
 
 _LITTLE = 2048
 _MUCH = 1 << 20
+_FULL = "No space left on device"
 _boot_time = time.CLOCK_BOOTTIME
 _now = time.clock_gettime_ns
 
@@ -158,9 +159,9 @@ class LogFile:
         try:
             written = os.write(self._fd, whole)
         except OSError as error:
-            raise LogAway(f"the shared budget {self._folder}: {error.strerror}") from error
+            raise LogAway(str(error.strerror)) from error
         if written != len(whole):
-            raise LogAway(f"the shared budget {self._folder}: no space left on the device")
+            raise LogAway(_FULL)
 
     def read(self) -> list[Entry]:
         """Entries that have come since the last time."""
@@ -209,7 +210,7 @@ class LogFile:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             if os.write(fd, data) != len(data):
-                raise LogAway(f"the shared budget {self._folder}: no space left on the device")
+                raise LogAway(_FULL)
             yield path
         finally:
             os.close(fd)

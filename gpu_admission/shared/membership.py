@@ -343,7 +343,8 @@ class Membership:
             self.leases_lost += held
             logger.warning(
                 "this process is no member of the shared budget %s any more (it was silent for longer than "
-                "lease_ttl=%g s, was evicted, or the log has begun anew): it joins again with %d leases",
+                "lease_ttl=%g s, was evicted, or the log has begun anew): it joins again with %d leases. "
+                "If that comes often, raise lease_ttl",
                 self.log.where,
                 self.ttl,
                 held,

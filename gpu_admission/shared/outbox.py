@@ -62,7 +62,10 @@ class Outbox:
 
     def _next(self) -> int:
         if len(self._said) >= MOST_UNSAID:
-            raise LogAway(f"{MOST_UNSAID} operations on the shared budget have not come back")
+            raise LogAway(
+                f"{MOST_UNSAID} operations on the shared budget have not come back: see that what shared= "
+                "names can be reached; until then this process starts nothing"
+            )
         return self._serial + 1
 
     def came_back(self, serial: int) -> Sequence[int]:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 
 class LogAway(Exception):
-    """The log can't be reached just now. The sentence names it and says what to do."""
+    """The log can't be reached just now, and why."""
 
 
 class Entry(NamedTuple):

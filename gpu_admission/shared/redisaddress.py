@@ -112,15 +112,22 @@ def _check(
     address: str, scheme: str, name: str, prefix: str, rest: list[str], service: str, where: str
 ) -> None:
     if scheme not in SCHEMES:
-        raise ValueError(f"shared={where!r}: the scheme must be one of {', '.join(SCHEMES)}")
+        raise ValueError(
+            f"shared={where!r}: the scheme must be one of {', '.join(SCHEMES)}, as in redis://host/0?name=gpu0"
+        )
     if scheme.endswith("+sentinel") and not service:
         raise ValueError(f"shared={where!r} names no master: {scheme}://host1,host2/mymaster/0?name=gpu0")
+    try:
+        urlsplit(address).port  # noqa: B018  # read later, in a thread
+    except ValueError as error:
+        if not service:
+            raise ValueError(f"shared={where!r}: {error}: write redis://host:6379/0?name=gpu0") from error
     if rest or not _NAME.fullmatch(name):
         raise ValueError(
             f"shared={where!r} must name the budget: {scheme}://host/0?name=gpu0 (letters, digits, _ . : -)"
         )
     if not _NAME.fullmatch(prefix):
-        raise ValueError(f"shared={where!r}: prefix must be of letters, digits, _ . : -")
+        raise ValueError(f"shared={where!r}: prefix= must be of 1 to 64 letters, digits, _ . : -")
 
 
 def _host(said: str) -> tuple[str, int]:

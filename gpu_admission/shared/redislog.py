@@ -82,9 +82,15 @@ class RedisLog:
         self._thread = threading.Thread(target=self._sessions, name="gpu_admission.redis", daemon=True)
         self._thread.start()
         if not self._tried.wait(_START_WITHIN):
-            listener.went_away(f"the shared budget {self.where} did not answer within {_START_WITHIN:g} s")
+            listener.went_away(
+                f"the shared budget {self.where} did not answer within {_START_WITHIN:g} s: see that shared= "
+                "names a Redis server that is up"
+            )
         if self._refused is not None:
-            raise ValueError(f"the shared budget {self.where}: {self._refused}") from self._refused
+            raise ValueError(
+                f"the shared budget {self.where} let this process not in ({self._refused}): write user and "
+                "password into shared=, as in redis://user:password@host/0?name=gpu0"
+            ) from self._refused
 
     def append(self, data: bytes) -> None:
         writer = self._writer
@@ -136,12 +142,21 @@ class RedisLog:
                     break
                 pause = _FIRST_PAUSE if self._seen else min(_LONGEST_PAUSE, pause * 2)
                 self._went_away(error)
+            except (
+                Exception
+            ) as error:  # what was read made no sense: without this thread nothing would be read
+                logger.exception("reading the shared budget %s failed, and is begun again", self.where)
+                pause = _LONGEST_PAUSE
+                self._went_away(error)
             self._stopped.wait(pause * random.uniform(0.5, 1.0))
         self._tried.set()
 
     def _went_away(self, error: Exception) -> None:
         said = str(error) or type(error).__name__
-        self._listener.went_away(f"the shared budget {self.where} can't be reached ({said})")
+        self._listener.went_away(
+            f"the shared budget {self.where} can't be reached ({said}): see that shared= names a Redis "
+            "server that is up and takes writes"
+        )
         self._tried.set()
 
     def _session(self) -> None:
@@ -261,7 +276,12 @@ class RedisLog:
         behind = at / 1000 - seconds - microseconds / 1e6
         if behind <= self._settle / 2 or not self._has(client, self._place or b""):
             return False
-        logger.warning("the clock of the server of %s was set back by %.0f s", self.where, behind)
+        logger.warning(
+            "the clock of the server of the shared budget %s was set back by %.0f s: the budget begins anew; "
+            "let the server's clock be set in small steps (NTP)",
+            self.where,
+            behind,
+        )
         return True
 
     def _take(self, said: Sequence[Any]) -> bool:

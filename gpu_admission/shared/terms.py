@@ -84,7 +84,8 @@ def warn_of_differences(where: str, mine: Terms, force: Terms) -> None:
     ]
     if differ:
         logger.warning(
-            "processes that share the budget %s have different settings, the newest are in force: %s",
+            "processes that share the budget %s have different settings, the newest are in force: %s. "
+            "Give all of them the same",
             where,
             "; ".join(differ),
         )

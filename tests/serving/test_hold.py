@@ -191,3 +191,12 @@ def is_running(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_options_may_stand_behind_the_budget(folder: Path, server: SharedLedger) -> None:
+    """Else they were taken for the command, and it would wait for ever."""
+    everything = Ticket(100)
+    server.ask(everything)
+    assert hold(60, folder, "--timeout", "0", "--", "true") == 125
+    server.release(everything)
+    assert hold(60, folder, sys.executable, "-c", "raise SystemExit(7)") == 7

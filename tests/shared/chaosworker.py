@@ -21,7 +21,7 @@ import msgspec
 
 from gpu_admission import Admission, Rejected
 from gpu_admission.budget.ledger import Ledger
-from gpu_admission.shared import folder, logfile, membership, presence, redislog, replica
+from gpu_admission.shared import folder, membership, presence, redislog, replica
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.operations import Gone, Open, Terms, encode
 from gpu_admission.shared.untold import Untold
@@ -104,11 +104,10 @@ class _Worker:
 
 
 def _move_clocks() -> None:
-    """Have the process's own clock, its wall clock and what it stamps entries with moved by signals."""
+    """Have the process's own clock and its wall clock moved by signals; the host's is one for all."""
     off = [0.0]
-    wall, boot, stamp = time.time, time.clock_gettime, time.clock_gettime_ns
+    wall, boot = time.time, time.clock_gettime
     time.time = lambda: wall() + off[0]
-    logfile._now = lambda clock: stamp(clock) + int(off[0] * 1e9)
     defaults: Any = SharedLedger.__init__.__kwdefaults__
     defaults["clock"] = lambda: boot(time.CLOCK_BOOTTIME) + off[0]
     for number, step in ((signal.SIGUSR1, LEAP), (signal.SIGUSR2, -LEAP)):

@@ -11,6 +11,7 @@ import pytest
 
 from gpu_admission import cli
 from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
+from gpu_admission.shared.command import Onlooker
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.operations import Terms
@@ -55,6 +56,7 @@ def test_show_says_who_holds_what(
 def test_show_of_a_budget_that_was_never_used_says_so(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder.mkdir(mode=0o700)
     assert budget("show", folder) == 0
     assert "no process has used this budget yet" in capsys.readouterr().out
 
@@ -63,6 +65,7 @@ def test_drain_admits_nothing_until_it_is_undone(
     folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert budget("drain", folder) == 0
+    assert "admits nothing any more, in any process; --undo" in capsys.readouterr().out
     shared.pulse()
     assert ask(shared, 1).state is REFUSED
     assert budget("show", folder) == 0
@@ -77,6 +80,7 @@ def test_evict_gives_a_stuck_process_up_and_a_living_one_claims_what_runs(
 ) -> None:
     ask(shared, 6 << 30).started = True
     assert budget("evict", "worker.1", folder) == 0
+    assert "worker.1 is out: its bytes go to others after 5 s." in capsys.readouterr().out
     budget("show", folder)
     assert "declared dead" in capsys.readouterr().out
     shared.pulse()
@@ -88,9 +92,62 @@ def test_evict_of_a_stranger_names_the_members(
     folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert budget("evict", "nobody", folder) == 1
-    assert "there is no member 'nobody'; members are worker.1" in capsys.readouterr().err
+    assert "has no member 'nobody' that counts as alive; members are worker.1" in capsys.readouterr().err
 
 
 def test_a_budget_that_cannot_be_reached_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert budget("show", "relative") == 1
     assert "must be an absolute path" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("action", ["show", "drain"])
+def test_a_folder_that_is_not_there_is_not_made(
+    folder: Path, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name spelled wrong would look like a budget that nobody uses."""
+    assert budget(action, folder) == 1
+    assert "there is no folder" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("action", [("show",), ("drain",), ("evict", "worker.1")])
+def test_a_log_that_goes_away_meanwhile_is_said(
+    folder: Path,
+    shared: SharedLedger,
+    action: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpu_admission.shared.command._WITHIN", 0.05)
+    real = FolderLog.start
+
+    def start(self: FolderLog, process: str, listener: Onlooker) -> None:
+        real(self, process, listener)
+        if action == ("show",):
+            listener.went_away("the disk is gone")
+        monkeypatch.setattr(FolderLog, "append", lambda self, data: None)
+
+    monkeypatch.setattr(FolderLog, "start", start)
+    assert budget(*action, folder) == 1
+    said = capsys.readouterr().err
+    assert ("the disk is gone" if action == ("show",) else "took the entry, and it did not come back") in said
+
+
+def test_an_onlooker_begins_with_the_snapshot_and_can_write_one(folder: Path) -> None:
+    shared = SharedLedger(FolderLog(folder, long=500), Terms((100,)))
+    shared.start(pulse=False)
+    held = ask(shared, 60)
+    for _ in range(20):
+        shared.release(ask(shared, 1))
+        shared.pulse()
+    log = FolderLog(folder)
+    onlooker = Onlooker(log)
+    log.start("onlooker", onlooker)
+    assert [member.bytes for member in onlooker.members()] == [60]
+    again = Onlooker(log)
+    again.restarted(onlooker.snapshot())
+    assert again.replica.ledger is not None
+    assert again.replica.ledger.in_use == 60
+    log.stop()
+    shared.release(held)
+    shared.stop()

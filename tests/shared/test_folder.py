@@ -330,7 +330,7 @@ def test_a_full_disk_is_a_log_that_is_away_and_nothing_is_lost(
         patch.setattr("os.write", lambda fd, data: real(fd, data[:9]))
         ticket = ask(first, 70)
         assert ticket.state is NEW
-        assert "no space left" in (first.away or "")
+        assert "No space left" in (first.away or "")
     first.pulse()
     assert ticket.state is GRANTED
     second.pulse()
@@ -648,7 +648,7 @@ def test_a_disk_that_is_full_when_the_log_is_replaced_is_a_log_that_is_away(
     with monkeypatch.context() as patch:
         patch.setattr("os.write", lambda fd, data: real(fd, data[:3]))
         first.pulse()
-        assert "no space left" in (first.away or "")
+        assert "No space left" in (first.away or "")
     first.pulse()
     assert first.away is None
     assert ask(first, 10).state is GRANTED

@@ -330,7 +330,7 @@ def test_an_address_says_what_it_lacks() -> None:
         "redis://host/0/a/b": "must name the budget",
         "http://host/gpu0": "scheme must be one of",
         "redis+sentinel://one,two?name=x": "names no master",
-        "redis://host/0?name=x&prefix=a b": "prefix must be",
+        "redis://host/0?name=x&prefix=a b": "prefix= must be",
     }.items():
         with pytest.raises(ValueError, match=said):
             parse(wrong)
