@@ -64,20 +64,20 @@ async def test_an_admission_takes_what_its_operator_sets_and_keywords_win(
     settings = admission.settings
     assert (settings.capacity, settings.timeout, settings.max_waiting) == (2 * 2**30, 9, 7)
     with caplog.at_level(logging.INFO, "gpu_admission"):
-        await admission.startup.begin()
+        async with admission:
+            pass
     assert "gpu_admission 'gpu7' starts: capacity=2.00 GiB" in caplog.text
     assert caplog.messages[0].endswith(
         "(from GPU_ADMISSION_CAPACITY, GPU_ADMISSION_MAX_WAITING, GPU_ADMISSION_NAME)"
     )
-    await admission.aclose()
 
 
 async def test_an_empty_environment_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     admission = Admission.from_env(estimator="1GiB", capacity="2GiB")
     with caplog.at_level(logging.INFO, "gpu_admission"):
-        await admission.startup.begin()
+        async with admission:
+            pass
     assert "(from" not in caplog.text
-    await admission.aclose()
 
 
 def test_the_budget_may_be_a_shared_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -189,6 +189,14 @@ class Admission:
 
     # the whole
 
+    async def __aenter__(self) -> Self:
+        """Measured and watching, as from a server's startup, until the block closes it."""
+        await self.startup.begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
     def resize(self, capacity: int | str) -> None:
         """Change the capacity (bytes, per device). Leases stay; those that can no longer fit are refused.
 

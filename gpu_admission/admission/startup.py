@@ -47,8 +47,16 @@ class Startup:
         """Measure the capacity and begin to watch the devices: at the server's startup.
 
         Raises ``ValueError`` under ``strict=True`` for what could then not be served: a device
-        that does not tell its memory, a setting by which a request could never fit.
+        that does not tell its memory, a setting by which a request could never fit. Nothing runs on
+        in the background then.
         """
+        try:
+            await self._begin()
+        except BaseException:
+            self.stop()
+            raise
+
+    async def _begin(self) -> None:
         is_on = self._settings.mode != "off"
         if is_on:
             await self._locked.join()

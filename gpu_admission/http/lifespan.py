@@ -55,7 +55,6 @@ class _Starting:
             await admission.startup.begin()
         except ValueError as error:
             logger.error("gpu_admission %r does not start: %s", admission.settings.name, error)
-            admission.startup.stop()
             # A server that goes on by itself when an app fails (uvicorn's lifespan="auto") stops for
             # this; and one that waits for the app to end (a test client) sees it end.
             await self._send({"type": "lifespan.startup.failed", "message": f"gpu_admission: {error}"})
