@@ -44,13 +44,15 @@ class GPUAdmission:
             admission = rebuilds().admission(self, app, **options)
         self.admission = admission
         self._root_path = root_path_of(app)
+        self._rule = admission.metering.rule
+        self._is_off = admission.mode == "off"
         self._tells_waiting = bool(admission.settings.while_waiting)
         self._may_clamp = admission.settings.clamp_new_tokens and admission.mode == "enforce"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         admission = self.admission
-        rule = admission.metering.rule(scope, self._root_path) if scope["type"] == "http" else None
-        if rule is None or admission.mode == "off":
+        rule = self._rule(scope, self._root_path) if scope["type"] == "http" else None
+        if rule is None or self._is_off:
             await self._pass(scope, receive, send)
             return
         intake = intake_of(admission, rule, scope, receive)

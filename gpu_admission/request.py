@@ -109,10 +109,11 @@ class RequestInfo:
             self._body = b"" if self._source is None else self._source()
         return self._body
 
-    def read_from(self, source: Callable[[], bytes]) -> None:
-        """Make the body ``source()``, now and again after ``forget``."""
+    def read_from(self, source: Callable[[], bytes], body: bytes | None = None) -> None:
+        """Make the body ``source()``, now and again after ``forget``; ``body`` is that, if known."""
         self._source = source
-        self._body = self._workload = self._parts = self._json = None
+        self._body = body
+        self._workload = self._parts = self._json = None
 
     def forget(self) -> None:
         """Drop the copies that were made for reading, so that a waiting body is held once."""

@@ -87,10 +87,7 @@ class Entrance:
 
     def is_open(self, loop: Any) -> bool:
         """Whether ``check_open`` would do nothing. ``loop`` is the running asyncio loop, or ``None``."""
-        if loop is not self._begun_in or self._monitor.closed is not None:
-            return False
-        locked = self._locked
-        return not (locked.ledger.waiting or locked.is_closed)
+        return loop is self._begun_in and self._refusal() is None
 
     def check_open(self) -> None:
         """The cheap checks, before a body is read. Raises ``Unavailable`` or ``QueueFull``."""
@@ -98,13 +95,20 @@ class Entrance:
             return
         if running_asyncio() is not self._home.loop:
             self._come_home()
+        refusal = self._refusal()
+        if refusal is not None:
+            raise refusal
+
+    def _refusal(self) -> Rejected | None:
+        """The answer to a request whatever it asks for; ``None``: that depends on what it asks."""
         ledger = self._locked.ledger
         if self._locked.is_closed:
-            raise self._refusals.draining()
+            return self._refusals.draining()
         if self._monitor.closed is not None:
-            raise self._refusals.closed(self._monitor.closed)
+            return self._refusals.closed(self._monitor.closed)
         if ledger.waiting and len(self._lane_names) == 1 and ledger.is_full(0):
-            raise self._refusals.queue_full(0)
+            return self._refusals.queue_full(0)
+        return None
 
     async def closed(self) -> None:
         """Wait until nothing is let in any more. Then raises ``Unavailable``."""

@@ -83,10 +83,9 @@ class Linear:
         self.error = error
         """How well it fits, when made by ``fit``."""
         self.strict = strict
-        anew = per_sequence(terms)
+        self._anew = per_sequence(terms)
         self._terms = [
-            (name, coefficient, *_split(product(name)), name in anew)
-            for name, coefficient in self.coefficients.items()
+            (name, coefficient, *_split(product(name))) for name, coefficient in self.coefficients.items()
         ]
         self._floor = error.smallest if error else 0
         self._notes = error.notes if error else ()
@@ -112,19 +111,20 @@ class Linear:
         return Estimate(clamp(total), None, self.basis, parts, notes)
 
     def _sum(self, workload: Workload) -> tuple[Number, dict[str, int]]:
-        total: Number = self.constant
-        parts = {"constant": self.constant} if self.constant else {}
-        rows = workload.sequences
-        for name, coefficient, first, others, is_anew in self._terms:
-            value = coefficient * first(workload)
+        values: dict[str, Any] = {"constant": self.constant} if self.constant else {}
+        for name, coefficient, first, others in self._terms:
+            values[name] = value = coefficient * first(workload)
             if others:
                 for factor in others:
                     value *= factor(workload)
-            if is_anew and rows > 1:
-                value *= rows
-            parts[name] = value if type(value) is int else math.ceil(value)
-            total += value
-        return total, parts
+                values[name] = value
+        if workload.sequences > 1:
+            for name in self._anew:
+                values[name] *= workload.sequences
+        total: Number = sum(values.values())
+        if type(total) is int:
+            return total, values
+        return total, {name: math.ceil(value) for name, value in values.items()}
 
     def _beyond(self, workload: Workload) -> list[str]:
         """The features of which ``workload`` has more than any row had, or which are no number."""

@@ -252,17 +252,18 @@ class Body(msgspec.Struct, eq=False):
             self.ahead.close()
 
     @property
-    def is_whole(self) -> bool:
-        """Whether ``content`` is a message's own bytes, not a copy."""
-        return self._messages is not None and len(self._messages) == 1 and self._spool is None
+    def whole(self) -> bytes | None:
+        """The body as it came, if that was in one message; ``None``: ``content`` has to copy it."""
+        messages = self._messages
+        if not messages or len(messages) != 1 or isinstance(messages[0], int):
+            return None
+        body: bytes = messages[0].get("body", b"")
+        return body
 
     def content(self) -> bytes:
         """The whole body, as it came. One copy, none where it came in one piece."""
-        messages: Sequence[Message | int] = self._messages or ()
-        if len(messages) == 1 and not isinstance(messages[0], int):
-            body: bytes = messages[0].get("body", b"")
-            return body
-        return _joined(messages, self._spool)
+        whole = self.whole
+        return _joined(self._messages or (), self._spool) if whole is None else whole
 
     def replace(self, content: bytes) -> None:
         """Make ``content`` the whole body that the app gets."""

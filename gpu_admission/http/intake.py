@@ -212,11 +212,11 @@ class Intake(msgspec.Struct, eq=False):
         body, info = self.body, self._info or self.info
         try:
             if (self.rule.needs_body or self.admission.pickers_read) and not self._is_read:
-                if not body.complete:
-                    more = body.read_here()
-                    if more is not None:
-                        await more
-                info.read_from(body.content if body.is_whole and not packed else self._copying(packed))
+                more = None if body.complete else body.read_here()
+                if more is not None:
+                    await more
+                whole = None if packed else body.whole
+                info.read_from(self._copying(packed) if whole is None else body.content, whole)
                 if may_clamp and not packed and self.admission.monitor.clamp is not None:
                     await self._clamp(self.admission.monitor.clamp)
             small = not packed and (body.size or self._read_size) <= SMALL_BYTES

@@ -30,7 +30,7 @@ _LAST = {_BODY, "http.response.zerocopysend", "http.response.pathsend"}
 
 
 class Response(msgspec.Struct, eq=False):
-    """The ``send`` of one request, and what has gone through it.
+    """What has gone through the ``send`` of one request.
 
     The last message is sent as if ``lease`` were not held: see ``outside``. Frameworks answer
     500 by themselves and then let the exception out: under ``oom_status`` such a response is
@@ -47,7 +47,8 @@ class Response(msgspec.Struct, eq=False):
     _trailers: bool = False
     _is_stalled: bool = False
 
-    async def __call__(self, message: Message) -> None:
+    async def send(self, message: Message) -> None:
+        """The app's ``send``."""
         is_last = False
         if message["type"] == "http.response.start":
             self._begin(message)

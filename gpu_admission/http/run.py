@@ -22,7 +22,7 @@ async def run(app: ASGIApp, intake: Intake, lease: Lease, scope: Scope, send: Se
     try:
         enter(lease, scope, body.loop)
         is_shaped = intake.admission.shapes_responses or intake.rule.hears or intake.clamped_to is not None
-        await app(scope, body, shaped(intake, lease, response) if is_shaped else response)
+        await app(scope, body, shaped(intake, lease, response.send) if is_shaped else response.send)
         if not response.is_whole:
             await response.returned()
     except Exception as error:

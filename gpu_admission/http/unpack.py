@@ -43,9 +43,8 @@ def unpack(body: bytes, encodings: Sequence[str], limit: int, copies: Copies) ->
 def readable(body: Body, packed: Sequence[str], limit: int, copies: Copies) -> bytes:
     """The body in one piece and unpacked, as ``unpack`` says; all copies are counted in ``copies``."""
     copies.forget()
-    if body.is_whole:
-        content = body.content()
-    else:
+    content = body.whole
+    if content is None:
         more = spare(body.size)
         copies.take(body.size + more)
         content = body.content()

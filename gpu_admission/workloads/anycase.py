@@ -25,7 +25,7 @@ def spellings(body: JSONObject) -> list[JSONObject]:
     return [body, msgspec.structs.replace(body, fields=_folded(body.fields, _DEPTH))]
 
 
-def are_small(names: Iterable[str]) -> bool:
+def _are_small(names: Iterable[str]) -> bool:
     """Whether all are in small letters. Go takes some that are not of ASCII for those that are."""
     joined = "".join(names)
     return joined.isascii() and joined == joined.lower()
@@ -35,7 +35,7 @@ def _has_others(value: Any, depth: int) -> bool:
     if not depth:
         return False
     if type(value) is dict:
-        return not are_small(value) or any(_has_others(each, depth - 1) for each in value.values())
+        return not _are_small(value) or any(_has_others(each, depth - 1) for each in value.values())
     return type(value) is list and any(_has_others(each, depth - 1) for each in value)
 
 

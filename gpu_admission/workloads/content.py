@@ -41,7 +41,8 @@ _NAMED = frozenset({"file_id", "file_url", "file_uri"})
 _ONLY_NAMED = frozenset({"id", "type", "status"})
 _TEXT_SOURCES = frozenset({"text", "content"})
 _DEEPEST = 8
-_WORD = 32
+LONGEST_WORD: Final = 32
+"""A string up to this length is covered by the tokens that are charged for every message."""
 _URL_KEYS = ("url", "data", "image_url", "file_data")
 
 
@@ -203,7 +204,7 @@ def plain_texts(messages: list[Any]) -> tuple[list[str], list[Any]]:
             type(message) is dict
             and len(message) == 2
             and type(role := message.get("role")) is str
-            and len(role) <= _WORD
+            and len(role) <= LONGEST_WORD
             and type(text := message.get("content")) is str
         ):
             texts.append(text)
@@ -214,7 +215,7 @@ def plain_texts(messages: list[Any]) -> tuple[list[str], list[Any]]:
 
 def _is_word(value: Any) -> bool:
     """Whether it is so short that the tokens charged for every message cover it."""
-    return type(value) is str and len(value) <= _WORD
+    return type(value) is str and len(value) <= LONGEST_WORD
 
 
 def _says(value: Any, word: str) -> bool:

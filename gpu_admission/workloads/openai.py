@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from gpu_admission.bodies.json import JSONObject, read_object
-from gpu_admission.bodies.numbers import CEILING, capped, positive, positive_option, whole
+from gpu_admission.bodies.numbers import capped, positive, positive_option, whole
 from gpu_admission.types import Workload
-from gpu_admission.workloads.anycase import are_small, spellings
-from gpu_admission.workloads.content import MESSAGE_TOKENS, TEMPLATE_TOKENS, Tally, plain_texts
+from gpu_admission.workloads.anycase import spellings
+from gpu_admission.workloads.content import MESSAGE_TOKENS, TEMPLATE_TOKENS, Tally
 from gpu_admission.workloads.embedinputs import embed_rows
 from gpu_admission.workloads.events import sent_event
 from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
 from gpu_admission.workloads.limits import lower_limit, read_limit
 from gpu_admission.workloads.outputsizes import FPS, read_made
 from gpu_admission.workloads.outputsizes import NAMES as _MADE
+from gpu_admission.workloads.plainchat import PlainChat, plain_chat
 from gpu_admission.workloads.promptrows import is_template, prompt_rows
 from gpu_admission.workloads.readings import largest
 from gpu_admission.workloads.tokens import TokensOption, counter, rows
@@ -67,7 +68,6 @@ _CHOICES = frozenset({"n", "best_of", "num_beams"})
 _LOGPROBS = frozenset({"echo", "prompt_logprobs"})
 _RARE = _BESIDE | _CHOICES | _LOGPROBS | _MADE | {"background"}
 """Fields that most requests lack: a single look rules all of them out."""
-_UNUSUAL_IN_CHAT = _RARE | {"input", "min_tokens", "max_output_tokens", "n_predict"}
 
 
 class OpenAI:
@@ -106,31 +106,24 @@ class OpenAI:
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
-        body = read_object(info)
-        return self._plain_chat(body, info.path) or largest(spellings(body), partial(self.of, path=info.path))
+        if info.path.endswith("/chat/completions"):
+            chat = plain_chat(info)
+            if chat is not None and (workload := self._plain(chat, info)) is not None:
+                return workload
+        return largest(spellings(read_object(info)), partial(self.of, path=info.path))
 
-    def _plain_chat(self, body: JSONObject, path: str) -> Workload | None:
-        """What ``of`` returns, in fewer steps, if it is a chat of texts with one limit, as most are."""
-        fields = body.fields
-        limit, messages = fields.get("max_tokens"), fields.get("messages")
-        if limit is None:
-            limit = fields.get("max_completion_tokens")
-        elif "max_completion_tokens" in fields:
+    def _plain(self, chat: PlainChat, info: RequestInfo) -> Workload | None:
+        """What ``of`` returns, in fewer steps; ``None`` if there is not one limit."""
+        limit, other = chat.max_tokens, chat.max_completion_tokens
+        if (limit is None) is (other is None):
             return None
-        if type(limit) is not int or not 0 < limit <= CEILING or type(messages) is not list:
-            return None
-        if not fields.keys().isdisjoint(_UNUSUAL_IN_CHAT) or not path.endswith("/chat/completions"):
-            return None
-        texts, others = plain_texts(messages)
-        if others or not are_small(fields):
-            return None
-        tokens = TEMPLATE_TOKENS + MESSAGE_TOKENS * len(texts) + self._counter.texts(body, texts)
-        model = fields.get("model")
+        texts = [message.content for message in chat.messages]
+        body = JSONObject({}, len(info.body))
         return Workload(
-            prompt_tokens=tokens,
-            new_tokens=limit,
-            model=model if type(model) is str else None,
-            stream=fields.get("stream") is True,
+            prompt_tokens=TEMPLATE_TOKENS + MESSAGE_TOKENS * len(texts) + self._counter.texts(body, texts),
+            new_tokens=limit or other or 0,
+            model=chat.model if type(chat.model) is str else None,
+            stream=chat.stream is True,
         )
 
     def of(self, body: JSONObject, path: str, tally: Tally | None = None) -> Workload:
