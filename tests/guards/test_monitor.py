@@ -290,24 +290,24 @@ async def test_strict_raises_what_could_not_be_served(by_hand: HandClock) -> Non
     await watched(devices=[Card(by_hand, None)], strict=True, mode="off").startup.begin()
 
 
-async def test_a_block_measures_and_watches_until_it_is_left(by_hand: HandClock) -> None:
-    card = Card(by_hand, 100)
-    async with watched(devices=[card], guards=[MemoryGuard()]) as admission:
+async def test_a_block_measures_and_watches_until_it_is_left() -> None:
+    async with watched(devices=[FixedDevice(100)], guards=[Opinion(40)]) as admission:
         assert admission.snapshot().capacity == 90  # a margin of a tenth
-        assert admission.monitor.readings is not None
-        assert admission.monitor.readings._stop is not None
-    assert admission.monitor.readings._stop is None
+        (thread,) = ticking()
+    thread.join(5)
+    assert not thread.is_alive()
     with pytest.raises(Unavailable):
         await hold(admission, 1)
 
 
-async def test_a_block_that_can_t_be_entered_leaves_nothing_running(by_hand: HandClock) -> None:
-    admission = watched(devices=[Card(by_hand, 100)], guards=[MemoryGuard()], estimator=95, strict=True)
+async def test_a_block_that_can_not_be_entered_leaves_nothing_running() -> None:
+    before = set(ticking())
     with pytest.raises(ValueError, match="even the smallest request"):
-        async with admission:
+        async with watched(devices=[FixedDevice(100)], guards=[Opinion(40)], estimator=95, strict=True):
             raise AssertionError("not reached")
-    assert admission.monitor.readings is not None
-    assert admission.monitor.readings._stop is None
+    for thread in set(ticking()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 async def test_measuring_is_off_the_event_loop(by_hand: HandClock) -> None:
