@@ -5,9 +5,11 @@ Owns when it is read and written. Its content is up to each estimator.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,9 +33,23 @@ class Kept:
         self._learners = {name: each for name, each in estimators if hasattr(each, "restore")}
         if not self._learners:
             raise ValueError("state: nothing learns here: name a Learned estimator, or leave it to 'auto'")
+        self._warn_of_others(os.path.realpath(path))
         self._restore()
         self._saved_at = clock.monotonic()
         self._saving = Mutex()
+
+    def _warn_of_others(self, path: str) -> None:
+        """Two that learn under one name would write over each other."""
+        others = _writers().setdefault(path, weakref.WeakSet())
+        both = sorted({name for other in others for name in other._learners.keys() & self._learners.keys()})
+        others.add(self)
+        if both:
+            logger.warning(
+                "state: %s is kept by two admissions of this process, and what both learn as %s is written "
+                "over by whichever saves last: give each a file of its own, or use one Admission for both",
+                path,
+                ", ".join(map(repr, both)),
+            )
 
     def _restore(self) -> None:
         try:
@@ -50,12 +66,23 @@ class Kept:
             threading.Thread(target=self.save, name="gpu-admission-state", daemon=True).start()
 
     def save(self) -> None:
-        """Write the file. A failure is logged; nothing that was learned is lost by it."""
+        """Write the file, and leave what others have learned in it.
+
+        A failure is logged; nothing that was learned is lost by it.
+        """
         with self._saving:
             try:
-                statefile.write(self._path, {name: each.to_dict() for name, each in self._learners.items()})
-            except OSError as error:
+                others = dict(_states(statefile.read(self._path)))
+                learned = {name: each.to_dict() for name, each in self._learners.items()}
+                statefile.write(self._path, others | learned)
+            except (OSError, ValueError, RecursionError) as error:
                 logger.error("state: %s can't be written: %s", os.fspath(self._path), error)
+
+
+@functools.cache
+def _writers() -> dict[str, weakref.WeakSet[Kept]]:
+    """Those that keep each file, in this process."""
+    return {}
 
 
 def _states(saved: object) -> Iterable[tuple[str, Any]]:
