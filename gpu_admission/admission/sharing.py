@@ -136,8 +136,8 @@ class Sharing:
     # one ticket
 
     def start(self, ticket: Ticket) -> bool:
-        """The log has to say so."""
-        return False
+        """With the bytes of a lease that has just ended here; for others the log has to be asked."""
+        return not self._closed and self._shared.hand_on(ticket)
 
     def ask(self, ticket: Ticket) -> bool:
         """On a folder it has come back already; on a server it is ``NEW`` until it has."""

@@ -63,5 +63,12 @@ class Ticket(msgspec.Struct, eq=False):
         self.slot, self.started = other.slot, other.started
         self.owner, self.number = other.owner, other.number
 
+    def go_on_as(self, other: Ticket, now: float) -> None:
+        """Hold what ``other`` held, which was asked for in the same way, without a flow, and has ended."""
+        self.device, self.owner, self.number = other.device, other.owner, other.number
+        self.state, other.state = GRANTED, ENDED
+        self.arrived = self.granted_at = now
+        self.started = True
+
     def __repr__(self) -> str:
         return f"Ticket({self.bytes}, lane={self.lane}, state={self.state.value})"

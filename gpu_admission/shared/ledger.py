@@ -16,7 +16,7 @@ import msgspec
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, Ticket
-from gpu_admission.runtime.loop import call_soon, call_within, loop_here, running_loop
+from gpu_admission.runtime.loop import call_soon, running_loop
 from gpu_admission.shared.membership import Membership, Use
 from gpu_admission.shared.operations import (
     Allow,
@@ -35,7 +35,6 @@ from gpu_admission.shared.process import Pulse, boot_seconds, new_name
 from gpu_admission.shared.protocol import Log, LogAway
 from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.terms import ledger_of
-from gpu_admission.shared.untold import MOMENT
 from gpu_admission.shared.views import view_members
 from gpu_admission.types import MemberSnapshot
 
@@ -83,7 +82,6 @@ class SharedLedger:
         self._empty = ledger_of(terms)
         self._alone = OwnGrants(member, fallback)
         self._leaving = False
-        self._flushes_in: Any = None
         self._pulse: Pulse | None = None
 
     def start(self, *, pulse: bool = True) -> None:
@@ -197,6 +195,10 @@ class SharedLedger:
             elif ticket.state is WAITING:
                 self._member.look_for_bytes()
 
+    def hand_on(self, ticket: Ticket) -> bool:
+        """Start ``ticket`` in place of one that has just ended here; whether it did. Else nothing changes."""
+        return not self._leaving and self._alone.hand_on(ticket)
+
     async def _come_back(self, ticket: Ticket) -> None:
         event, loop = anyio.Event(), running_loop()
         try:
@@ -252,6 +254,8 @@ class SharedLedger:
 
     def release(self, ticket: Ticket) -> None:
         """End ``ticket``, wherever it is in its life; ending it again changes nothing."""
+        if not self._leaving and self._alone.end(ticket):
+            return
         with self._turn:
             if ticket not in self._own:
                 return
@@ -270,23 +274,8 @@ class SharedLedger:
         self._own.back((ticket.number,))
         if said:
             self._member.untold.add(ticket)
-            if not self._may_say_later():
+            if not self._alone.may_tell_later():
                 self._member.flush()
-
-    def _may_say_later(self) -> bool:
-        """Whether the end of a ticket may be said with what this process says next, or in a moment."""
-        ledger, loop = self.replica.ledger, loop_here()
-        if loop is None or not self.log.is_immediate or ledger is None or ledger.waiting:
-            return False
-        if self._flushes_in is not loop:
-            self._flushes_in = loop
-            call_within(loop, MOMENT, self._flush)
-        return True
-
-    def _flush(self) -> None:
-        with self._turn:
-            self._flushes_in = None
-            self._member.flush()
 
     def change(self, ticket: Ticket, size: int) -> None:
         """Make a held ticket ``size`` bytes large, whether that fits or not."""
@@ -364,7 +353,7 @@ class SharedLedger:
     def ledger(self) -> Ledger:
         """The replica's ledger, to read under ``lock``; an empty one until a log has been joined."""
         if self._member.untold and not self._turn.depth:
-            self._flush()  # whoever looks must see what has ended
+            self._alone.tell()  # whoever looks must see what has ended
         return self.ledger_as_read
 
     @property

@@ -373,10 +373,12 @@ class Membership:
         """Whether it was confirmed as a member so recently that nothing it holds can be given away yet."""
         return self._clock() - self.outbox.confirmed < self.ttl / 2
 
-    @property
-    def has_just_read(self) -> bool:
-        """Whether what it knows of others is up to date."""
-        return self._clock() - self._seen[1] < MOMENT
+    def now_if_up_to_date(self) -> float | None:
+        """The log's time, where it ``is_fresh`` and what it knows of others is at most ``MOMENT`` old."""
+        clock, (at, seen) = self._clock(), self._seen
+        if clock - seen >= MOMENT or clock - self.outbox.confirmed >= self.ttl / 2:
+            return None
+        return at + (clock - seen)
 
     def now(self) -> float:
         """The log's time now, roughly."""

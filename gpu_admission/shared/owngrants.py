@@ -7,9 +7,13 @@ decided. Owns when each is allowed. All other grants come from the replica.
 
 from __future__ import annotations
 
-from gpu_admission.budget.ticket import ENDED, GRANTED, Ticket
+from typing import Any
+
+from gpu_admission.budget.ticket import GRANTED, Ticket
+from gpu_admission.runtime.loop import call_within, loop_here, running_asyncio
 from gpu_admission.shared.membership import Membership
 from gpu_admission.shared.operations import flow_key
+from gpu_admission.shared.untold import MOMENT
 
 
 class OwnGrants:
@@ -18,6 +22,8 @@ class OwnGrants:
     def __init__(self, member: Membership, fallback: float) -> None:
         self._member = member
         self._fallback = fallback
+        self._tells_in: Any = None
+        """The loop that will call ``tell``."""
 
     def while_away(self, ticket: Ticket) -> bool:
         """From this process's own share, to be declared later; whether there was room."""
@@ -44,26 +50,84 @@ class OwnGrants:
         ticket.arrived = ticket.granted_at = self._member.now()
         self._member.own.add(ticket)
 
+    # what has just ended
+
+    def hand_on(self, ticket: Ticket) -> bool:
+        """Grant and start ``ticket`` as ``of_this_moment``, in a turn of its own; whether it was."""
+        member, turn = self._member, self._member.turn
+        if not member.untold:
+            return False
+        with turn.lock:
+            if turn.depth:
+                return False
+            turn.depth = 1  # what interrupts this comes after it, as in ``with turn``
+            try:
+                starts = self.of_this_moment(ticket)
+            finally:
+                turn.depth = 0
+        if member.late:
+            self._catch_up()
+        return starts
+
+    def end(self, ticket: Ticket) -> bool:
+        """End ``ticket``, in a turn of its own, if nobody has to hear of it now; whether it did."""
+        member, turn = self._member, self._member.turn
+        with turn.lock:
+            if turn.depth:
+                return False
+            turn.depth = 1
+            try:
+                ends = self.may_tell_later() and member.own.end(ticket)
+                if ends:
+                    member.untold.add(ticket)
+            finally:
+                turn.depth = 0
+        if member.late:
+            self._catch_up()
+        return ends
+
+    def _catch_up(self) -> None:
+        with self._member.turn:
+            """Its end does what came in the middle of another."""
+
+    def may_tell_later(self) -> bool:
+        """Whether the end of a ticket may be said with what this process says next, or in a moment."""
+        member = self._member
+        ledger = member.replica.ledger
+        if ledger is None or ledger.waiting or not member.log.is_immediate:
+            return False
+        loop = running_asyncio() or loop_here()
+        if loop is None:
+            return False
+        if self._tells_in is not loop:
+            self._tells_in = loop
+            call_within(loop, MOMENT, self.tell)
+        return True
+
+    def tell(self) -> None:
+        """Say what has ended."""
+        with self._member.turn:
+            self._tells_in = None
+            self._member.flush()
+
     def of_this_moment(self, ticket: Ticket) -> bool:
         """The bytes of one that has just ended, as if it ran on; whether there was one like ``ticket``.
 
         To all other processes nothing has happened. Nobody known to wait is overtaken, and others only
         for the moment until they are known.
         """
-        member, ended = self._member, self._member.untold.like(ticket)
-        replica = member.replica
-        mine = replica.members.living.get(member.outbox.member)
-        if ended is None or ended.state is not GRANTED or mine is None or mine.lanes is not None:
+        member = self._member
+        ended = member.untold.like(ticket)
+        if ended is None or ended.state is not GRANTED:
             return False
-        ledger = replica.ledger
-        knows = member.is_fresh and member.has_just_read and not replica.settles
-        if ledger is None or not knows or not ledger.is_at_ease(ended):
+        replica, now = member.replica, member.now_if_up_to_date()
+        mine = replica.members.living.get(member.outbox.member)
+        if mine is None or mine.lanes is not None or now is None:
+            return False
+        if replica.ledger is None or replica.settles or not replica.ledger.is_at_ease(ended):
             return False
         member.untold.remove(ended)
-        ticket.take_over(ended)
-        ended.state = ENDED
-        ticket.arrived = ticket.granted_at = member.now()
-        ticket.started = True
+        ticket.go_on_as(ended, now)
         mine.tickets[ticket.number] = ticket
         member.own.add(ticket)
         return True

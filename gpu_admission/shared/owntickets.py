@@ -38,6 +38,14 @@ class OwnTickets:
         del self._tickets[ticket.number]
         return self.alone.pop(ticket.number, None) is None
 
+    def end(self, ticket: Ticket) -> bool:
+        """Forget ``ticket`` if that calls for nothing but telling the log; whether it did."""
+        tickets, number = self._tickets, ticket.number
+        if self._returns or self.alone or tickets.get(number) is not ticket:
+            return False
+        del tickets[number]
+        return True
+
     def get(self, number: int) -> Ticket | None:
         return self._tickets.get(number)
 

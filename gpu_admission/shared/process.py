@@ -9,15 +9,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 logger = logging.getLogger("gpu_admission")
 
 _AFTER_FAILURE = 1.0
 
 
-def boot_seconds() -> float:
-    """Seconds since the host started: one clock for all its processes, that runs on in sleep."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+boot_seconds = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+"""Seconds since the host started: one clock for all its processes, that runs on in sleep."""
 
 
 def new_name() -> str:

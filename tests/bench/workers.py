@@ -3,7 +3,8 @@
     python -m tests.bench.workers
 
 Both servers run at once and are loaded in turn; what is told is the median of the rounds and their
-ratio. Loopback only.
+ratio. Beside the rates stands the processor time that all workers took for each request: the kernel gives
+the connections to one, two or three of the workers as it likes, so the rates leap. Loopback only.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from gpu_admission import GPUAdmission
-from tests.bench.server import echo, load
+from tests.bench.server import SECONDS, Load, echo, load, processor_seconds
 from tests.waiting import free_port, wait_for
 
 WORKERS, ROUNDS = 4, 9
@@ -26,7 +28,8 @@ app = GPUAdmission(echo, capacity="1TiB", estimator=100, shared=os.environ.get("
 
 
 @contextlib.contextmanager
-def served(shared: str) -> Iterator[int]:
+def served(shared: str) -> Iterator[tuple[int, int]]:
+    """The server's process, and its port."""
     port = free_port()
     command = [sys.executable, "-m", "uvicorn", "tests.bench.workers:app", f"--workers={WORKERS}"]
     environment = os.environ | {"SHARED": shared}
@@ -34,9 +37,21 @@ def served(shared: str) -> Iterator[int]:
         try:
             wait_for(port)
             load(port)
-            yield port
+            yield process.pid, port
         finally:
             process.terminate()
+
+
+def loaded(server: int, port: int) -> Load:
+    before = _of_workers(server)
+    rate = load(port)
+    return Load(rate, (_of_workers(server) - before) / (rate * SECONDS))
+
+
+def _of_workers(server: int) -> float:
+    """Seconds of processor that its children have used."""
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split()
+    return sum(processor_seconds(int(child)) for child in children)
 
 
 def main() -> None:
@@ -45,14 +60,17 @@ def main() -> None:
         served("") as own,
         served(f"{folder}/b") as one,
     ):
-        rates: dict[int, list[float]] = {own: [], one: []}
+        found: dict[tuple[int, int], list[Load]] = {own: [], one: []}
         for _ in range(ROUNDS):
-            for port, found in rates.items():
-                found.append(load(port))
-    apart, together = (statistics.median(rates[port]) for port in (own, one))
-    ratios = [b / a for a, b in zip(rates[own], rates[one], strict=True)]
-    print(f"four budgets {apart:8,.0f} requests/s")
-    print(f"one budget   {together:8,.0f} requests/s ({statistics.median(ratios):.0%}, the median of rounds)")
+            for server, rounds in found.items():
+                rounds.append(loaded(*server))
+    for name, server in {"four budgets": own, "one budget": one}.items():
+        rate, cpu = map(statistics.median, zip(*found[server], strict=True))
+        print(f"{name:12} {rate:8,.0f} requests/s, {cpu * 1e6:5.1f} us of processor a request")
+    pairs = list(zip(found[own], found[one], strict=True))
+    rates = statistics.median(b.rate / a.rate for a, b in pairs)
+    costs = statistics.median(a.cpu / b.cpu for a, b in pairs)
+    print(f"one budget keeps {rates:.0%} of the rate, {costs:.0%} by processor time (medians of rounds)")
 
 
 if __name__ == "__main__":

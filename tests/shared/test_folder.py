@@ -21,6 +21,7 @@ from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.operations import Open, Terms, encode
 from gpu_admission.shared.presence import Presence
 from gpu_admission.shared.protocol import Entry
+from gpu_admission.shared.untold import Untold
 
 TERMS = Terms((100,))
 pytestmark = pytest.mark.anyio
@@ -579,6 +580,81 @@ async def test_who_begins_to_wait_has_others_tell_what_has_ended(join: Callable[
     time.sleep(0.3)  # noqa: ASYNC251  # the loop stands still
     second.catch_up()
     assert waiting.state is GRANTED
+
+
+@pytest.fixture
+def long_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_admission.shared.membership.MOMENT", 60.0)
+
+
+@pytest.mark.usefixtures("long_moment")
+async def test_one_that_starts_in_place_of_another_says_nothing_and_one_of_another_size_does_not_start(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    first = join()
+    await in_one_turn(first, 40)
+    before, other, same = entries_in(folder), Ticket(41), Ticket(40)
+    assert (first.hand_on(other), other.state) == (False, NEW)
+    assert first.hand_on(same)
+    assert (same.state, same.started, same.device) == (GRANTED, True, 0)
+    assert not first.hand_on(Ticket(40)), "nothing else has ended"
+    assert entries_in(folder) == before
+    assert first.ledger.in_use == 40
+    first.release(same)
+    assert first.ledger.in_use == 0
+
+
+@pytest.mark.usefixtures("long_moment")
+async def test_a_lease_that_ends_in_the_middle_of_a_start_ends_after_it(
+    join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a garbage collection ends it: what it changes is being read just then."""
+    first, second = join(), join()
+    running, untold = ask(first, 30), first._member.untold
+    find, found = untold.like, list[int]()
+
+    def like(ticket: Ticket) -> Ticket | None:
+        first.release(running)
+        assert not first.hand_on(Ticket(40)), "a start in the middle of another"
+        found.append(len(untold))
+        return find(ticket)
+
+    monkeypatch.setattr(Untold, "like", lambda self, ticket: like(ticket))
+    await in_one_turn(first, 40)
+    same = Ticket(40)
+    assert first.hand_on(same)
+    assert found == [1], "nothing was added meanwhile"
+    first.release(same)
+    assert first.ledger.in_use == 0
+    second.catch_up()
+    assert second.ledger.in_use == 0
+
+
+async def test_a_lease_that_ends_in_the_middle_of_another_end_ends_after_it(
+    join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = join()
+    one, other = ask(first, 30), ask(first, 40)
+    add = Untold.add
+
+    def interrupted(self: Untold, ticket: Ticket) -> None:
+        first.release(other)
+        add(self, ticket)
+
+    monkeypatch.setattr(Untold, "add", interrupted)
+    first.release(one)
+    assert first.ledger.in_use == 0
+    assert not first.own
+
+
+async def test_a_process_that_leaves_hands_nothing_on(join: Callable[..., SharedLedger]) -> None:
+    first, second = join(), join()
+    await in_one_turn(first, 70)
+    first.stop()
+    late = Ticket(70)
+    assert (first.hand_on(late), late.state) == (False, NEW)
+    second.catch_up()
+    assert second.ledger.in_use == 0
 
 
 async def test_a_drained_budget_hands_nothing_on(join: Callable[..., SharedLedger]) -> None:
