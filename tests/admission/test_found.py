@@ -190,6 +190,35 @@ def test_h11_a_lease_that_ends_while_its_estimator_is_at_work_is_learned_too() -
     assert len(told) == 3
 
 
+def test_h11_a_lease_that_ends_at_any_line_of_the_estimators_own_hangs_nothing() -> None:
+    learned = Learned(lambda info: 100)
+    asked = RequestInfo({"type": "http", "method": "POST", "path": "/x", "headers": []})
+    ended: set[tuple[Any, int]] = set()
+
+    def collect(frame: Any, event: str, arg: Any) -> Any:
+        if "estimators" not in frame.f_code.co_filename:
+            return None
+        place = (frame.f_code, frame.f_lineno)
+        if event == "line" and place not in ended:
+            ended.add(place)
+            learned.observe("/x", Estimate(100), 300)
+        return collect
+
+    def ask() -> None:
+        sys.settrace(collect)
+        for _ in range(3):
+            learned(asked)
+            learned.observe("/x", Estimate(100), 300)
+            learned.restore(learned.to_dict())
+        sys.settrace(None)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert len(ended) > 40
+
+
 EXITS = """
 import sys
 from gpu_admission.observe.decisions import DecisionLog
