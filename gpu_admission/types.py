@@ -210,6 +210,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     peak: int | None = None
     """Measured bytes, where the app reported them (``lease.record_peak``)."""
+    actual: int | None = None
+    """For ``released``: bytes that it took, where that is known: ``peak``, or what was learned of it
+    (``Lease.actual``). To be read beside ``estimate``."""
     outcome: str = ""
     """For ``released``: ``Outcome.kind``."""
     lease: int = 0

@@ -266,7 +266,8 @@ class Admission:
     def report(self) -> Report:
         """What the policy has done so far, and whether it could ever have fired. Print it to read it."""
         learning = self.metering.progress()
-        return report(self.snapshot(), self.settings, self.locked.ledger.asked, learning)
+        actual = tuple(map(str, self.events.actuals.all()))
+        return report(self.snapshot(), self.settings, self.locked.ledger.asked, learning, actual)
 
     def queue(self, most: int = 100) -> tuple[Waiting, ...]:
         """The first ``most`` of those who wait, by priority of their lane, then by arrival."""

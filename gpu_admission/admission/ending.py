@@ -105,7 +105,8 @@ class Endings:
         went_well = lease.outcome[0] == "ok"
         turn.depth = 1
         try:
-            if not went_well or lease.feedback is not None or self._monitor.is_watching:
+            told = lease.feedback is not None or lease.peak is not None
+            if told or not went_well or self._monitor.is_watching:
                 self._learn_from(lease)
         finally:
             now = self._locked.release_in_turn(lease.ticket)
@@ -119,6 +120,9 @@ class Endings:
         kind, error = lease.outcome
         if lease.feedback is not None:
             lease.feedback.end(lease.peak, kind)
+        actual = lease.actual
+        if actual is not None and kind == "ok":
+            self._events.actuals.note(lease.route, lease.estimate.bytes, actual)
         if kind != "ok" or self._monitor.is_watching:
             at = clock.monotonic()
             self._monitor.ended(lease.ticket.device, kind, lease.ticket.bytes, error, at)

@@ -268,7 +268,8 @@ class Entrance:
         self, rejected: Rejected, *, lane: int = 0, route: str = "*", needed: int | None = None
     ) -> None:
         """Complete a refusal on its way out, count it and pass it on to the observers."""
-        self._refusals.complete(rejected, needed, self._monitor.lowered())
+        actual = self._events.actuals.of(route)
+        self._refusals.complete(rejected, needed, self._monitor.lowered(), actual)
         self._events.refused(rejected, lane, route)
 
     def left(self, *, lane: int = 0, route: str = "*") -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+from gpu_admission.admission.actuals import Actuals
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.runtime import clock
@@ -25,6 +26,8 @@ class Events:
         self._lanes = lanes
         self.counts: dict[str, int] = defaultdict(int)
         """``admitted`` and ``disconnected``, and each refusal by its reason."""
+        self.actuals = Actuals()
+        """What requests took beside what they were charged."""
         self.observers: tuple[Observer, ...] = ()
         self.needs_request_id = False
         """Whether an observer asks for the request's id."""
@@ -79,6 +82,7 @@ class Events:
             held=held,
             device=lease.device,
             peak=lease.peak,
+            actual=lease.actual,
             outcome=lease.outcome[0],
             lease=lease.number,
             estimate=lease.estimate,

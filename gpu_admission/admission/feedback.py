@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from gpu_admission.admission.seam import Budget
+from gpu_admission.estimators.taken import used
 from gpu_admission.request import Estimator, RequestInfo
 from gpu_admission.runtime.failure import log_failure
 from gpu_admission.types import Device, Estimate, Usage
@@ -34,6 +35,8 @@ class Feedback:
 
     answer: Heard | None = None
     """Its answer, where that is looked at."""
+    actual: int | None = None
+    """Bytes that the request took: recorded, measured, or of the tokens that its answer reports."""
 
     def __init__(self, estimator: Any, info: RequestInfo, estimate: Estimate, budget: Budget) -> None:
         self._estimator = estimator
@@ -75,6 +78,10 @@ class Feedback:
         answer = self.answer
         usage, pieces = (None, None) if answer is None else (answer.usage, answer.pieces)
         self._estimator.ended(self._request, outcome, peak=peak, usage=usage, pieces=pieces)
+        if peak is not None:
+            self.actual = max(0, peak)
+        elif usage is not None:
+            self.actual = used(self._estimator, self._request, usage)
 
 
 def bind(

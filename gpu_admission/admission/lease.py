@@ -122,6 +122,17 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
         return self.ticket.bytes
 
     @property
+    def actual(self) -> int | None:
+        """Bytes that its request took, once it has ended; ``None``: not known.
+
+        What ``record_peak`` was given; else what was measured, or the tokens that the answer reported,
+        where ``Learned`` looks at these.
+        """
+        if self.peak is not None or self.feedback is None:
+            return self.peak
+        return self.feedback.actual
+
+    @property
     def waited(self) -> float:
         """Seconds that it waited before it started: for its estimate, and in the queue."""
         ticket = self.ticket

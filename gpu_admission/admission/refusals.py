@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import random
 
+from gpu_admission.admission.actuals import Actual
 from gpu_admission.admission.load import HEADER, LoadReport
 from gpu_admission.admission.seam import Budget
 from gpu_admission.budget.ticket import Ticket
@@ -161,11 +162,20 @@ class Refusals:
             needed=needed,
         )
 
-    def complete(self, rejected: Rejected, needed: int | None, lowered: Verdict | None = None) -> None:
+    def complete(
+        self,
+        rejected: Rejected,
+        needed: int | None,
+        lowered: Verdict | None = None,
+        actual: Actual | None = None,
+    ) -> None:
         """Fill in what the refusal was raised without: sizes, the queue, and when to come back.
 
-        ``lowered`` is named along with the setting if it made the wait longer.
+        ``lowered`` is named along with the setting if it made the wait longer; ``actual``, what requests
+        of the route took, where the size of this one was too much.
         """
+        if actual is not None and (rejected.needed or needed) and rejected.status in (413, 429):
+            rejected.detail += f"; requests of this route have taken {actual.share:.0%} of their estimate"
         if lowered is not None and lowered.ceiling and rejected.status == 429:
             room = format_bytes(lowered.ceiling)
             rejected.detail += f"; guard {lowered.guard!r} lets {room} be held now: {lowered.reason}"

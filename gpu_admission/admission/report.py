@@ -39,6 +39,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """``fired`` in a sentence, with what it would take."""
     learning: tuple[str, ...] = ()
     """How far ``estimator="auto"`` has learned each route, such as ``learning /generate: 12 of 40``."""
+    actual: tuple[str, ...] = ()
+    """What requests of each route took, where that is known, such as ``actual /generate: 40% of the
+    estimate, by the last 120 known``."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
@@ -49,7 +52,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return (
             f"gpu_admission {self.name!r} (mode={self.mode}): {self._counted()}; "
             f"peak {format_bytes(self.peak)} of {format_bytes(self.capacity)}.\n"
-            + "\n".join([self.verdict, *self.learning])
+            + "\n".join([self.verdict, *self.learning, *self.actual])
         )
 
     def _counted(self) -> str:
@@ -62,9 +65,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def report(
-    snapshot: Snapshot, settings: Settings, asked: Sequence[int], learning: Sequence[str] = ()
+    snapshot: Snapshot,
+    settings: Settings,
+    asked: Sequence[int],
+    learning: Sequence[str] = (),
+    actual: Sequence[str] = (),
 ) -> Report:
-    """A report on ``snapshot``; ``asked`` are the sizes asked lately, ``learning`` how far routes are."""
+    """A report on ``snapshot``; ``asked`` are the sizes asked lately, ``learning`` how far routes are,
+    ``actual`` what their requests took."""
     counts = dict(snapshot.counts)
     admitted = counts.pop("admitted", 0)
     disconnected = counts.pop("disconnected", 0)
@@ -85,6 +93,7 @@ def report(
         fired=fired,
         verdict=verdict,
         learning=tuple(learning),
+        actual=tuple(actual),
     )
 
 

@@ -6,11 +6,12 @@ Conclusions from many requests are drawn in ``history``; the tokens that one use
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from gpu_admission.types import Estimate, Workload
+from gpu_admission.types import Estimate, Usage, Workload
+from gpu_admission.workloads.usage import really
 
 CORRECTION, ALONE = "learned", "runs alone"
 """Names of estimate parts: what learning added or took off, and what was added to make it run alone."""
@@ -47,6 +48,15 @@ def taken(route: str, charged: Estimate, peak: int) -> Iterator[Taken]:
     first = charged.bytes - parts.get(CORRECTION, 0) - parts.get(ALONE, 0)
     if peak >= 1 and first >= 1:
         yield Taken(route, first, peak, charged.bytes if ALONE in parts else 0)
+
+
+def used(estimator: Any, request: Followed, usage: Usage) -> int | None:
+    """Bytes of the tokens that an answer reports, by the formula of ``estimator``; ``None`` without one."""
+    formula = getattr(getattr(estimator, "inner", None), "estimate", None)
+    if formula is None or request.asked is None or getattr(estimator, "covers_calls_inside", False):
+        return None  # of what is measured, tokens say nothing
+    size: int = formula(really(request.asked, usage, longest_prompt=request.size)).bytes
+    return size
 
 
 def as_estimate(result: int | Estimate) -> Estimate:

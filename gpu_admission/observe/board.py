@@ -56,7 +56,7 @@ class Board:
     def _forget(self, event: Event) -> None:
         self._leases.pop(event.lease, None)
         self._began.pop(event.lease, None)
-        if event.peak and event.estimate is not None:
+        if event.actual and event.estimate is not None:
             self._measured.append(event)
 
     def _record(self, now: float) -> None:
@@ -165,9 +165,9 @@ def _estimates(measured: Sequence[Event]) -> Mapping[str, Any]:
             "route": event.route,
             "lane": event.lane,
             "estimate": _charged(event),
-            "peak": event.peak or 1,
+            "peak": event.actual or 1,
         }
         for event in reversed(measured)
     ]
-    ratios = [_charged(event) / (event.peak or 1) for event in measured]
+    ratios = [_charged(event) / (event.actual or 1) for event in measured]
     return {"rows": rows, "median_ratio": median(ratios) if ratios else None}

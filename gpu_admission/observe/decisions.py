@@ -41,6 +41,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What it held at its end; after a resize this differs from ``bytes``."""
     peak: int | None = None
     """Bytes that it really took, where the app reported them."""
+    actual: int | None = None
+    """Bytes that it took, where that is known by whatever means: to be read beside ``bytes``."""
     outcome: str = ""
     device: str = ""
     lease: int = 0
@@ -115,6 +117,7 @@ def decision(event: Event, epoch: float) -> Decision:
         held=round(event.held, 6),
         held_bytes=event.bytes if event.kind == "released" else 0,
         peak=event.peak,
+        actual=event.actual,
         outcome=event.outcome,
         device=event.device,
         lease=event.lease,

@@ -116,6 +116,19 @@ class Families:
             registry=self._registry,
         )
 
+        self.estimated = Counter(
+            "gpu_admission_estimated_bytes",
+            "What requests were charged, of those of which it is known what they took.",
+            ("budget", "route"),
+            registry=self._registry,
+        )
+        self.actual = Counter(
+            "gpu_admission_actual_bytes",
+            "What these took: recorded, measured, or of the tokens that the answer reports.",
+            ("budget", "route"),
+            registry=self._registry,
+        )
+
     def _observe(self) -> None:
         from prometheus_client import Histogram
 
@@ -126,8 +139,8 @@ class Families:
         self.wait = histogram("queue_wait_seconds", "Time that admitted requests waited.", _SECONDS)
         self.hold = histogram("hold_seconds", "Time that leases were held.", _SECONDS)
         self.estimate = histogram("estimate_bytes", "What admitted requests were charged.", _BYTES)
-        self.peak = histogram("peak_bytes", "What requests really took, where it was measured.", _BYTES)
-        self.ratio = histogram("estimate_to_peak_ratio", "Estimate divided by measured peak.", _RATIOS)
+        self.peak = histogram("peak_bytes", "What requests really took, where it is known.", _BYTES)
+        self.ratio = histogram("estimate_to_peak_ratio", "Estimate divided by what it took.", _RATIOS)
 
     def _gauge_budget(self) -> None:
         from prometheus_client import Gauge

@@ -89,19 +89,22 @@ class Metrics:
         if kind == "released":
             counts["leases_ended", lane, event.outcome] += 1
             self._child(("hold", lane), "observe")(event.held)
-            self._count_peak(event)
+            self._count_actual(event, counts)
         elif kind not in ("started", "resized"):
             counts["requests", self._route(event.route), lane, kind, event.reason] += 1
             if kind in ("admitted", "shadow"):
                 self._child(("wait", lane), "observe")(event.waited)
                 self._child(("estimate", lane), "observe")(event.bytes)
 
-    def _count_peak(self, event: Event) -> None:
-        if event.peak is None:
+    def _count_actual(self, event: Event, counts: Counter[tuple[str, ...]]) -> None:
+        actual, estimate = event.actual, event.estimate
+        if actual is None:
             return
-        self._child(("peak", event.lane), "observe")(event.peak)
-        if event.peak and event.estimate is not None:
-            self._child(("ratio", event.lane), "observe")(event.estimate.bytes / event.peak)
+        self._child(("peak", event.lane), "observe")(actual)
+        if actual and estimate is not None:
+            self._child(("ratio", event.lane), "observe")(estimate.bytes / actual)
+            counts["estimated", self._route(event.route)] += estimate.bytes
+            counts["actual", self._route(event.route)] += actual
 
     def _child(self, key: tuple[str, ...], method: str) -> Callable[[float], None]:
         """``method`` of a child; ``key`` is its family's attribute, then its labels without ``budget``."""

@@ -110,8 +110,8 @@ class OpenTelemetry:
         if event.kind == "released":
             self._ended.add(1, labels | {"gpu_admission.outcome": event.outcome})
             self._hold.record(event.held, labels)
-            if event.peak is not None:
-                self._peak.record(event.peak, labels)
+            if event.actual is not None:
+                self._peak.record(event.actual, labels)
         elif event.kind in _SPAN_EVENTS:
             outcome = {"gpu_admission.outcome": event.kind, "gpu_admission.reason": event.reason}
             self._requests.add(1, labels | {"http.route": event.route} | outcome)

@@ -18,5 +18,6 @@ def event(kind: Any, **fields: Any) -> Event:
         "device": "device",
         "estimate": Estimate(100),
         "outcome": "ok",
+        "actual": fields.get("peak"),
     }
     return Event(kind=kind, **(known | fields))

@@ -55,6 +55,7 @@ def test_a_line_holds_the_whole_life_of_an_admitted_request(tmp_path: Path) -> N
             outcome="ok",
             device="cuda:0",
             peak=90,
+            actual=90,
         ),
     )
     assert line.pop("arrival") == pytest.approx(before - 3.5, abs=60)
@@ -67,6 +68,7 @@ def test_a_line_holds_the_whole_life_of_an_admitted_request(tmp_path: Path) -> N
         "held": 2.0,
         "held_bytes": 80,
         "peak": 90,
+        "actual": 90,
         "outcome": "ok",
         "device": "cuda:0",
         "lease": 3,

@@ -56,6 +56,8 @@ async def test_a_lease_is_counted_when_it_begins_and_when_it_ends(registry: Coll
     assert value(registry, "estimate_bytes_sum", lane="default") == 6 * GIB
     assert value(registry, "peak_bytes_sum", lane="default") == 4 * GIB
     assert value(registry, "estimate_to_peak_ratio_sum", lane="default") == 1.5
+    assert value(registry, "actual_bytes_total", route="lease") == 4 * GIB
+    assert value(registry, "estimated_bytes_total", route="lease") == 6 * GIB
 
 
 @pytest.mark.anyio

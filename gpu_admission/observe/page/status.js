@@ -273,8 +273,8 @@
       [(row) => bytes(row.limit), "number"], [(row) => row.waiting, "number"], [sizes(state.lanes, (row) => row.waiting_bytes), "number"]]);
     text(byId("learning"), state.learning.join(" · "));
     const ratio = state.estimates.median_ratio;
-    text(byId("estimates-note"), ratio === null ? "No peak has been recorded (lease.record_peak)."
-      : `The median estimate is ${ratio.toFixed(2)} times the peak.`);
+    text(byId("estimates-note"), ratio === null ? "Of no request is known what it took (lease.record_peak, Learned)."
+      : `The median estimate is ${ratio.toFixed(2)} times what the request took.`);
     table("estimates", state.estimates.rows, [
       [(row) => row.lease], [(row) => row.lane, "clip"], [(row) => row.route, "clip"], [(row) => bytes(row.estimate, Math.max(row.estimate, row.peak)), "number"],
       [(row) => bytes(row.peak, Math.max(row.estimate, row.peak)), "number"], [(row) => (row.estimate / row.peak).toFixed(2), "number"],
