@@ -142,10 +142,9 @@ class RedisLog:
                     break
                 pause = _FIRST_PAUSE if self._seen else min(_LONGEST_PAUSE, pause * 2)
                 self._went_away(error)
-            except (
-                Exception
-            ) as error:  # what was read made no sense: without this thread nothing would be read
+            except Exception as error:  # what was read makes no sense; without this thread nothing is read
                 logger.exception("reading the shared budget %s failed, and is begun again", self.where)
+                self._place = None
                 pause = _LONGEST_PAUSE
                 self._went_away(error)
             self._stopped.wait(pause * random.uniform(0.5, 1.0))

@@ -180,9 +180,7 @@ class Replica:
     def _settled(self, changed: Sequence[Ticket]) -> Sequence[Ticket]:
         for ticket in changed:
             if ticket.state is REFUSED:
-                owner = self.members.living.get(ticket.owner)
-                if owner is not None:
-                    owner.tickets.pop(ticket.number, None)
+                self.members.living.get(ticket.owner, _OPERATOR).tickets.pop(ticket.number, None)
         return changed
 
     def _let_pass(self, at: float) -> Sequence[Ticket]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -20,7 +21,7 @@ from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.operations import Open, Terms, encode
 from gpu_admission.shared.presence import Presence
-from gpu_admission.shared.protocol import Entry
+from gpu_admission.shared.protocol import Entry, LogAway
 from gpu_admission.shared.untold import Untold
 
 TERMS = Terms((100,))
@@ -753,3 +754,135 @@ def test_a_socket_that_cannot_be_made_leaves_nothing_open(
         with pytest.raises(PermissionError):
             Presence(folder, "me")
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_lock_file_that_is_swept_away_while_it_is_locked_is_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_folder(folder)
+    real = fcntl.flock
+    swept: list[int] = []
+
+    def flock(fd: int, how: int) -> None:
+        if not swept:
+            swept.append(fd)
+            (folder / "me.lock").unlink()
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    presence = Presence(folder, "me")
+    assert swept
+    assert not presence.is_gone
+    presence.close()
+
+
+def test_a_forked_child_lets_go_of_the_lock_and_the_socket(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks: list[Callable[[], None]] = []
+    monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: hooks.append(after_in_child))
+    prepare_folder(folder)
+    presence, watcher = Presence(folder, "me"), Presence(folder, "watcher")
+    assert watcher.is_alive("me") is True
+    hooks[0]()
+    assert watcher.is_alive("me") is False
+    watcher.close()
+    del presence
+    hooks[0]()  # nothing is left to let go of
+
+
+def test_before_a_file_is_open_it_counts_as_gone(folder: Path) -> None:
+    assert LogFile(folder, "boot").is_gone
+
+
+def test_nothing_is_written_while_the_folder_is_away(
+    folder: Path, join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would leave a hole: everything is said again in its order."""
+    first = join()
+    before = entries_in(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", lambda fd, data: 0)
+        ask(first, 70)
+    assert first.away
+    first.log.append(encode("", 0, Open(0.0, expires=False)))
+    assert entries_in(folder) == before
+
+
+def test_an_entry_before_a_seal_that_came_right_behind_it_counts_once(
+    folder: Path, join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = join(), join()
+    other = LogFile(folder, _boot_id())
+    other.open()
+    real = LogFile.write
+
+    def write(self: LogFile, data: bytes) -> None:
+        real(self, data)
+        other.seal()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogFile, "write", write)
+        assert ask(first, 60).state is GRANTED
+    second.catch_up()
+    assert first.ledger.in_use == second.ledger.in_use == 60
+    other.close()
+
+
+def test_a_seal_that_cannot_be_written_is_a_log_that_is_away(
+    join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = join(long=10)
+
+    def fail(self: LogFile) -> None:
+        raise LogAway("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LogFile, "seal", fail)
+        first.pulse()
+    assert "No space left" in (first.away or "")
+    first.pulse()
+    assert first.away is None
+
+
+def test_a_file_that_was_replaced_is_read_to_its_end_before_it_is_left(
+    join: Callable[..., SharedLedger],
+) -> None:
+    first, second = join(long=500), join()
+    held = ask(first, 60)
+    for _ in range(6):
+        first.release(ask(first, 1))
+    first.pulse()
+    second.log._look_at = 0.0  # type: ignore[attr-defined]
+    waiting = ask(second, 50)
+    assert second.leases_lost == 0
+    first.release(held)
+    second.pulse()
+    assert waiting.state is GRANTED
+
+
+def test_a_log_that_cannot_be_made_whole_leaves_no_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", lambda fd, data: 5)
+        with pytest.raises(ValueError, match="No space left on device"):
+            SharedLedger(FolderLog(folder), TERMS).start()
+    assert list(folder.glob("log-*")) == list(folder.glob("new-*")) == []
+
+
+def test_a_log_cut_short_that_another_has_removed_is_left_alone(folder: Path) -> None:
+    prepare_folder(folder)
+    file = LogFile(folder, _boot_id())
+    file.create(encode("", 0, Open(0.0, expires=False)))
+    file.open()
+    file.read()
+    log_of(folder).unlink()
+    file.drop_if_short()
+    assert file.is_gone
+    os.ftruncate(file._fd, 0)
+    file.drop_if_short()
+    file.create(encode("", 0, Open(0.0, expires=False)))
+    file.drop_if_short()
+    assert log_of(folder).exists(), "the one after it is another"
+    file.close()

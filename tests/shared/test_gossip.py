@@ -126,3 +126,7 @@ async def test_what_an_estimator_that_is_not_named_here_has_learned_is_passed_ov
     for record in records:
         admission._learning._hear(record)
     assert estimator.to_dict() == before
+
+
+def test_what_a_process_uses_can_be_asked_for_through_it() -> None:
+    assert Gossip(lambda: ((5,), (3,)))() == ((5,), (3,))

@@ -12,7 +12,8 @@ from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
-from gpu_admission.shared.operations import RULES, Terms
+from gpu_admission.shared.operations import RULES, End, Terms
+from gpu_admission.shared.outbox import Outbox
 from gpu_admission.shared.process import Pulse
 from gpu_admission.shared.protocol import LogAway
 from tests.shared.hub import TERMS, Process, World
@@ -617,3 +618,41 @@ def test_deaths_are_not_told_again_and_again_while_the_log_is_away() -> None:
     world[0].log.mend()
     world[0].shared.pulse()
     assert [member.is_self for member in world[0].shared.members()] == [True]
+
+
+async def test_a_grant_that_comes_back_too_late_is_confirmed_before_its_request_returns() -> None:
+    world = World(1, instant=False)
+    process = world[0]
+    process.log.deliver()
+    ticket = Ticket(60)
+    async with anyio.create_task_group() as group:
+        group.start_soon(process.shared.request, ticket)
+        await anyio.wait_all_tasks_blocked()
+        world.clock.now += 6.0
+        process.log.deliver()
+        assert ticket.state is GRANTED
+        assert not ticket.started
+        await anyio.wait_all_tasks_blocked()
+        process.log.deliver()
+    assert ticket.started
+
+
+async def test_what_has_come_back_meanwhile_is_not_waited_for() -> None:
+    process = World(1)[0]
+    ticket = process.ask(60)
+    with anyio.fail_after(1):
+        await process.shared._come_back(ticket)
+
+
+def test_what_the_log_has_already_is_not_said_again() -> None:
+    box = Outbox("p", lambda: 0.0)
+    box.enter()
+    said = [box.say(End(number)) for number in range(3)]
+    assert box.again(2) == said[2:]
+    assert len(box) == 1
+
+
+def test_strangers_are_not_woken_and_break_nothing() -> None:
+    world = World(2)
+    world[0].log.wake(["stranger", "p1"])
+    assert world[1].log.woken.is_set()

@@ -148,3 +148,11 @@ def test_a_short_entry_of_other_rules_is_not_heard_but_named() -> None:
     assert replica.ledger is not None
     assert replica.ledger.in_use == 0
     assert rules_of(bytes(said[:5])) is None
+
+
+def test_a_message_of_these_rules_that_makes_no_sense_is_not_taken_for_one_of_others() -> None:
+    replica = Replica()
+    replica.apply(1.0, msgspec.msgpack.encode([RULES, "x"]))
+    assert replica.other_rules is None
+    replica.apply(2.0, msgspec.msgpack.encode([RULES + 1, "x"]))
+    assert replica.other_rules == RULES + 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,7 @@ from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, WAITING, Ticket
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.operations import Terms
 from gpu_admission.shared.redisaddress import parse
-from gpu_admission.shared.redislog import RedisLog
+from gpu_admission.shared.redislog import RedisLog, Writer, _Lost
 from tests.shared.redisserver import Server, free_port, needs_server
 
 pytestmark = [needs_server, pytest.mark.anyio]
@@ -341,13 +343,15 @@ def test_addresses_of_every_kind_are_read() -> None:
     assert (plain.name, plain.url) == ("gpu0", "rediss://me:secret@host:6380/1?ssl_cert_reqs=none")
     assert "secret" not in plain.where
     assert plain.key("log") == "gpu_admission:{gpu0}:log"
-    socket = parse("unix:///run/redis.sock?name=gpu0&db=2")
-    assert socket.url == "unix:///run/redis.sock?db=2"
+    at_socket = parse("unix:///run/redis.sock?name=gpu0&db=2")
+    assert at_socket.url == "unix:///run/redis.sock?db=2"
     watched = parse("redis+sentinel://me:pw@one,two:26380/mymaster/3?name=gpu0&prefix=x")
     assert watched.sentinels == (("one", 26379), ("two", 26380))
     assert (watched.service, watched.prefix) == ("mymaster", "x")
     assert watched.client().connection_pool.connection_kwargs["db"] == 3
     assert parse("rediss+sentinel://one/m?name=a").client()
+    several = parse("redis+sentinel://one:26380,two:26381/m/0?name=a")
+    assert several.sentinels == (("one", 26380), ("two", 26381))
 
 
 def test_a_master_is_found_through_its_sentinel(server: Server, tmp_path: Path) -> None:
@@ -420,3 +424,111 @@ ticket.started = True
 print(ticket.state.value, flush=True)
 time.sleep(60)
 """
+
+
+def test_a_server_that_accepts_and_never_answers_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_admission.shared.redislog._START_WITHIN", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"redis://127.0.0.1:{listener.getsockname()[1]}/0?name=gpu0&socket_timeout=0.2"
+        shared = SharedLedger(RedisLog(parse(address)), TERMS)
+        shared.start()
+        assert "did not answer within 0.05 s: see that shared= names" in (shared.away or "")
+        shared.stop()
+
+
+def test_a_snapshot_that_makes_no_sense_is_logged_and_tried_again(
+    server: Server,
+    join: Callable[..., SharedLedger],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpu_admission.shared.redislog._LONGEST_PAUSE", 0.1)
+    first = join(settle=0.0)
+    held = ask(first, 60, GRANTED)
+    place = server.do("XREVRANGE", "gpu_admission:{gpu0}:log", "+", "-", "COUNT", "1")[0][0]
+    server.do("HSET", "gpu_admission:{gpu0}:snapshot", "place", place, "state", "junk")
+    second = join()
+    assert "the snapshot of the log can't be read" in (second.away or "")
+    assert "reading the shared budget redis://127.0.0.1" in caplog.text
+    server.do("DEL", "gpu_admission:{gpu0}:snapshot")
+    wait_for(lambda: second.is_in and second.ledger.in_use == 60)
+    first.release(held)
+
+
+class Answers:
+    """A client that answers what it is told, to whatever is asked."""
+
+    def __init__(self, **answers: object) -> None:
+        self.answers = answers
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        return lambda *arguments, **options: self.answers[name]
+
+
+def log_at(place: bytes) -> RedisLog:
+    log = RedisLog(parse("redis://h/0?name=gpu0"), long=10)
+    log._place = place
+    return log
+
+
+def test_a_stream_that_vanishes_while_it_is_begun_is_lost_not_empty() -> None:
+    log = log_at(b"5-0")
+    with pytest.raises(_Lost):
+        log._probe(Answers(execute_command=None))
+    with pytest.raises(_Lost):
+        log._read_up_to(Answers(xread=[]), b"6-0")
+
+
+def test_one_that_stood_still_until_the_log_was_cut_behind_it_begins_again() -> None:
+    log = log_at(b"5-0")
+    with pytest.raises(_Lost):
+        log._read(Answers(xread=[], xrange=[]), Answers())  # type: ignore[arg-type]
+
+
+def test_a_log_whose_clock_only_stands_still_for_a_moment_is_kept() -> None:
+    log = log_at(b"5000-0")
+    clock = Answers(time=(4, 0), xrange=[1])
+    assert not log._stands_still(clock, 100.0)
+    assert not log._stands_still(clock, 110.0), "a second behind is less than half of settle"
+    assert not log._stands_still(Answers(time=(4, 0)), 110.5), "asked only now and then"
+
+
+def test_a_log_that_another_process_has_cut_already_is_not_cut_again() -> None:
+    log_at(b"5-0")._compact(Answers(xlen=9))
+
+
+def test_a_reader_that_stops_its_own_log_does_not_wait_for_itself() -> None:
+    log = log_at(b"5-0")
+    log._thread = threading.current_thread()
+    log.stop()
+
+
+def test_a_connection_that_breaks_while_results_are_looked_at_is_a_failure() -> None:
+    writer = Writer(_Client(), "stream")
+    writer.add(b"x", b"1-0")
+    writer.look()
+    assert isinstance(writer.failure, ConnectionError)
+    writer.close()
+
+
+class _Client:
+    """Gives out a connection that takes a command and then breaks."""
+
+    @property
+    def connection_pool(self) -> object:
+        return self
+
+    def get_connection(self) -> object:
+        return self
+
+    def send_command(self, *command: object) -> None:
+        pass
+
+    def can_read(self, timeout: float) -> bool:
+        raise ConnectionError
+
+    def disconnect(self) -> None:
+        pass
+
+    def release(self, connection: object) -> None:
+        pass
