@@ -23,8 +23,8 @@ class Seen(NamedTuple):
 
     features: tuple[float, ...]
     taken: int
-    asked: tuple[float, ...]
-    """What they had asked for, if they used less."""
+    size: tuple[float, ...]
+    """What tells how large they were."""
 
 
 class Envelope:
@@ -34,26 +34,26 @@ class Envelope:
         self._width = width
         self._rows: dict[tuple[int, ...], Seen] = {}
         self.top: tuple[float, ...] = (0.0,) * width
-        """The most of each feature that any request in the rows has asked for."""
+        """The most of each number that tells the size of any request in the rows."""
         self._weights: list[float] = [0.0] * width
         self._lift = self._middle = 0.0
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def add(self, features: Features, taken: int, *, asked: Features = ()) -> None:
+    def add(self, features: Features, taken: int, *, size: Features = ()) -> None:
         """A request with ``features`` took ``taken`` bytes; among requests alike, the most counts.
 
-        ``asked``: what it had asked for, if it used less.
+        ``size``: what tells how large it was, if that is not ``features``.
         """
-        asked = asked or features
-        self.top = tuple(map(max, self.top, asked))
+        size = size or features
+        self.top = tuple(map(max, self.top, size))
         kind = tuple(int(_PER_OCTAVE * math.log2(1 + value)) for value in features)
-        row = Seen(tuple(features), taken, tuple(asked))
+        row = Seen(tuple(features), taken, tuple(size))
         known = self._rows.pop(kind, None)
         if known is not None:
-            least, asks = map(min, known.features, features), map(min, known.asked, asked)
-            row = Seen(tuple(least), max(known.taken, taken), tuple(asks))
+            least, sizes = map(min, known.features, features), map(min, known.size, size)
+            row = Seen(tuple(least), max(known.taken, taken), tuple(sizes))
         self._rows[kind] = row
         if len(self._rows) > _MOST_ROWS:
             del self._rows[self._least()]
@@ -64,12 +64,6 @@ class Envelope:
         self._rows.clear()
         self._fit()
 
-    def doubt(self) -> None:
-        """Believe no longer that what was asked, and not used, would have been covered."""
-        self._rows = {kind: Seen(row.features, row.taken, row.features) for kind, row in self._rows.items()}
-        used = [row.features for row in self._rows.values()]
-        self.top = tuple(map(max, zip(*used, strict=True))) if used else (0.0,) * self._width
-
     def bytes_for(self, features: Features) -> float:
         """What a request with ``features`` takes: at least what any request with no more of anything took."""
         return self._lift + sum(w * x for w, x in zip(self._weights, features, strict=True))
@@ -78,14 +72,14 @@ class Envelope:
         """What ``count`` requests whose ``features`` have these sums take, in the middle of what was seen."""
         return count * self._middle + sum(w * x for w, x in zip(self._weights, features, strict=True))
 
-    def distance(self, asked: Features) -> float:
-        """By what factor ``asked`` goes beyond the nearest single request that was seen; 1: not at all."""
-        apart = (_factor(asked, row.asked) for row in self._rows.values())
+    def distance(self, size: Features) -> float:
+        """By what factor ``size`` goes beyond the nearest single request that was seen; 1: not at all."""
+        apart = (_factor(size, row.size) for row in self._rows.values())
         return max(1.0, min(apart, default=1.0))
 
-    def reach(self, features: Features) -> float:
-        """By what factor ``features`` go beyond the most that was seen, at worst; at least 1."""
-        return _factor(features, self.top)
+    def reach(self, size: Features) -> float:
+        """By what factor ``size`` goes beyond the most that was seen, at worst."""
+        return _factor(size, self.top)
 
     @property
     def largest(self) -> float:
@@ -94,15 +88,15 @@ class Envelope:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
-        rows = [[list(row.features), row.taken, list(row.asked)] for row in self._rows.values()]
+        rows = [[list(row.features), row.taken, list(row.size)] for row in self._rows.values()]
         return {"rows": rows, "top": list(self.top)}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take in what ``to_dict`` gave. Raises ``KeyError``, ``TypeError`` or ``ValueError`` otherwise."""
         top = self._numbers(saved["top"])
-        for features, taken, asked in saved["rows"]:
-            (size,) = self._numbers([taken], width=1)
-            self.add(self._numbers(features), int(size), asked=self._numbers(asked))
+        for features, taken, size in saved["rows"]:
+            (most,) = self._numbers([taken], width=1)
+            self.add(self._numbers(features), int(most), size=self._numbers(size))
         self.top = tuple(map(max, self.top, top))
         self._fit()
 

@@ -40,15 +40,15 @@ class KnownRoute:
         """Whether one has to be measured whatever its size: the first three."""
         return self.runs < _FIRST
 
-    def size(self, features: Row, asked: Row) -> float:
-        """What is charged for ``features`` that are expected; generous if more is ``asked`` than was seen."""
-        reach = self.fit.reach(asked)
-        size = self.fit.bytes_for(features) * (1 + self._margin(asked)) * max(1.0, reach)
-        if reach <= BEYOND:
-            return size
-        return _GENEROUS * max(size, self.fit.bytes_for(self.fit.top) * reach)
+    def size(self, features: Row, reach: Row) -> float:
+        """What is charged for ``features``; generous if ``reach`` tells of more than was ever seen."""
+        beyond = self.fit.reach(reach)
+        size = self.fit.bytes_for(features) * (1 + self._margin(reach))
+        if beyond <= BEYOND:
+            return size * max(1.0, beyond)
+        return _GENEROUS * beyond * max(size, self.fit.bytes_for(self.fit.top))
 
-    def learn(self, features: Row, asked: Row, peak: int | None, *, is_exact: bool, grows: bool) -> None:
+    def learn(self, features: Row, reach: Row, peak: int | None, *, is_exact: bool, grows: bool) -> None:
         """One more request ended well; ``peak`` where it was measured."""
         self.good += 1
         if peak is None:
@@ -59,7 +59,7 @@ class KnownRoute:
         self._warms_up = is_exact and not self.runs
         self.runs += 1
         self.grows = self.grows or grows
-        self.fit.add(features, max(1, peak), asked=asked)
+        self.fit.add(features, max(1, peak), size=reach)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
@@ -73,8 +73,8 @@ class KnownRoute:
         made.good, made.runs, made.grows = int(saved["good"]), int(saved["runs"]), bool(saved["grows"])
         return made
 
-    def _margin(self, asked: Row) -> float:
+    def _margin(self, reach: Row) -> float:
         """Smaller with evidence, and larger the less a single measured request resembles this one."""
         evidence = self.runs + self.good / 4 if self.good else 1.0
-        unlike = (self.fit.distance(asked) - 1) / 4
+        unlike = (self.fit.distance(reach) - 1) / 4
         return max(_LEAST_MARGIN, _FIRST_MARGIN / max(1.0, evidence), min(_UNLIKE_MARGIN, unlike))

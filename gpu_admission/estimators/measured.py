@@ -20,7 +20,7 @@ import msgspec
 from gpu_admission.estimators.claims import Claims
 from gpu_admission.estimators.company import Company, own
 from gpu_admission.estimators.knownroute import BEYOND, ENOUGH, KnownRoute
-from gpu_admission.estimators.numbers import FEATURES, Row, asked_of, name_of, path_of, row_of
+from gpu_admission.estimators.numbers import FEATURES, Row, asked_of, name_of, path_of, reach_of, row_of
 from gpu_admission.estimators.taken import ALONE, Followed
 from gpu_admission.estimators.terms import clamp
 from gpu_admission.request import RequestInfo
@@ -63,9 +63,9 @@ class Ask(NamedTuple):
     """Bytes of the body."""
 
     @property
-    def most(self) -> Row:
-        """All that it asks for, as numbers."""
-        return row_of(self.asked, self.asked, self.size, self.route)
+    def reach(self) -> Row:
+        """What tells whether it is a new size; see ``reach_of``."""
+        return reach_of(self.expected(), self.asked, self.size, self.route)
 
     @property
     def features(self) -> Row:
@@ -77,7 +77,7 @@ class _Told(NamedTuple):
     route: str
     outcome: str
     features: Row | None = None
-    asked: Row | None = None
+    reach: Row | None = None
     peak: int | None = None
     was_alone: bool = False
     is_exact: bool = False
@@ -95,7 +95,7 @@ class Measured:
     the part that requests which began together were seen to take only once, for which the charges of a
     full device leave room; requests that wait are charged by what was learned meanwhile. A request
     that has a quarter more of something than any before runs alone again, or beside others on a generous
-    guess while another runs alone.
+    guess while another runs alone; tokens that were asked for and not used vouch for no size.
 
     After an out-of-memory the evidence of every route counts for nothing. Runs alone that yield nothing
     (a path or model that the app does not know, or one beyond the 64 that are remembered) become rarer
@@ -148,9 +148,9 @@ class Measured:
     async def _later(self, ask: Ask) -> Estimate:
         """What is charged once the request that runs alone has ended, or another may."""
         place = object()
-        self._asking[place] = (ask.route, ask.most)
         try:
             while True:
+                self._asking[place] = (ask.route, ask.reach)
                 event, loop = anyio.Event(), running_loop()
                 self._waiting.append(partial(call_soon, loop, event.set))
                 with self._lock:
@@ -160,7 +160,7 @@ class Measured:
                 with anyio.move_on_after(_LOOK_SECONDS):
                     await event.wait()
         finally:
-            del self._asking[place]
+            self._asking.pop(place, None)
 
     def _charge(self, ask: Ask) -> Estimate | None:
         """``None``: it has to wait until another has been measured."""
@@ -173,10 +173,10 @@ class Measured:
             if self.waits and self._new.is_running(route):
                 return None
             return Estimate(max(1, self._most // 4), parts={"guess": max(1, self._most // 4)})
-        reach = known.fit.reach(ask.most)
+        reach = known.fit.reach(ask.reach)
         larger = self._larger_waits(route, reach, known)
         if (reach > BEYOND or known.needs_run) and not larger and known.claims.may(route, now):
-            guess = clamp(known.size(ask.features, ask.most))
+            guess = clamp(known.size(ask.features, ask.reach))
             return self._alone(min(guess, self._most), "a size that has not been measured")
         is_early = self.waits and known.good < ENOUGH
         if is_early and reach > BEYOND and (larger or known.claims.is_running(route)):
@@ -190,7 +190,7 @@ class Measured:
             known = self._routes.get(ask.route)
             if known is None:
                 return before
-            reach = known.fit.reach(ask.most)
+            reach = known.fit.reach(ask.reach)
             if ALONE in before.parts:
                 if reach > BEYOND or known.needs_run:
                     return before
@@ -200,8 +200,8 @@ class Measured:
     def _beside(self, known: KnownRoute, ask: Ask) -> Estimate:
         """What is charged for a request that may run beside others."""
         features, capacity = ask.features, self._most
-        size = known.size(features, ask.most)
-        if known.fit.reach(ask.most) > 1 and not known.claims.skips:
+        size = known.size(features, ask.reach)
+        if known.fit.reach(ask.reach) > 1 and not known.claims.skips:
             size = min(size, capacity)
         fitted, charged = clamp(known.fit.bytes_for(features)), clamp(size)
         share = 0.0 if known.grows else self._company.shared(self._apart, capacity)
@@ -266,10 +266,10 @@ class Measured:
         """
         asked, size, route = request.asked or Workload(), request.size, request.route
         workload = asked if usage is None else really(asked, usage, longest_prompt=size)
-        features, before = row_of(workload, asked, size, route), row_of(asked, asked, size, route)
+        features, reach = row_of(workload, asked, size, route), reach_of(workload, asked, size, route)
         alone = ALONE in request.estimate.parts
         exact, grows = bool(getattr(meter, "is_exact", False)), bool(getattr(meter, "grows", True))
-        told = partial(_Told, route, outcome, features, before, peak, is_exact=exact, grows=grows)
+        told = partial(_Told, route, outcome, features, reach, peak, is_exact=exact, grows=grows)
         self._company.ended(id(request), route, features if outcome == "ok" else None)
         self._told.append(told(was_alone=alone))
         if outcome == "ok" and self._tell is not None:
@@ -292,7 +292,7 @@ class Measured:
         """Take in what another process has told. Raises nothing, whatever it is."""
         with contextlib.suppress(msgspec.ValidationError):
             told = msgspec.convert(values, _Told)
-            if told.outcome == "ok" and len(told.features or ()) == len(told.asked or ()) == len(FEATURES):
+            if told.outcome == "ok" and len(told.features or ()) == len(told.reach or ()) == len(FEATURES):
                 self._told.append(told)
 
     def progress(self) -> list[Progress]:
@@ -339,7 +339,6 @@ class Measured:
             if told.outcome == "oom":
                 for known in self._routes.values():
                     known.good = 0
-                    known.fit.doubt()
             if told.route:
                 self._learn(told, now)
 
@@ -363,7 +362,7 @@ class Measured:
         if len(self._routes) > _MOST_ROUTES:
             quiet = islice(self._routes, _MOST_ROUTES // 2)
             del self._routes[min(quiet, key=lambda name: self._routes[name].good)]
-        known.learn(told.features, told.asked or (), told.peak, is_exact=told.is_exact, grows=told.grows)
+        known.learn(told.features, told.reach or (), told.peak, is_exact=told.is_exact, grows=told.grows)
         if told.peak is not None:
             self._company.weigh_again()
 

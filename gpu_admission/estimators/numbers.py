@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from typing import TypeAlias
 
+import msgspec
+
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Workload
@@ -52,6 +54,14 @@ def model_of(info: RequestInfo) -> str | None:
 def hidden(flow: str) -> str:
     """A key that tells flows apart, in files and for other processes, without revealing whose they are."""
     return hashlib.blake2b(flow.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def reach_of(workload: Workload, asked: Workload, size: int, route: str) -> Row:
+    """What tells whether something is a new size: all that the body says, and the tokens it uses.
+
+    Tokens that were asked for and not used vouch for nothing; a prompt is known by its body.
+    """
+    return row_of(msgspec.structs.replace(asked, new_tokens=workload.new_tokens), asked, size, route)
 
 
 def row_of(workload: Workload, asked: Workload, size: int, route: str) -> Row:

@@ -71,22 +71,21 @@ def test_it_is_kept_and_what_is_none_is_refused() -> None:
             Envelope(2).restore({"rows": [row], "top": [1, 1]})
 
 
-def test_what_was_asked_bounds_what_counts_as_seen() -> None:
+def test_what_tells_how_large_a_request_is_need_not_be_what_is_fitted() -> None:
     fit = Envelope(1)
-    fit.add((10,), 5, asked=(100,))
+    fit.add((10,), 5, size=(100,))
     assert fit.reach((100,)) == 1
+    assert fit.reach((200,)) == 2
 
 
 def test_how_far_something_is_from_the_nearest_that_asked_for_as_much_of_everything() -> None:
     fit = Envelope(2)
     fit.add((100, 1), 5)
-    fit.add((1, 100), 5, asked=(2, 200))
+    fit.add((1, 100), 5, size=(2, 200))
     assert fit.distance((50, 1)) == 1
     assert fit.distance((100, 2)) == 2
     assert fit.distance((2, 200)) == 1
-    assert fit.distance((100, 100)) == 50  # asked for, each of them, but never together
-    fit.doubt()
-    assert fit.distance((1, 200)) == 2
+    assert fit.distance((100, 100)) == 50  # as much of each was seen, but never together
 
 
 def test_the_middle_of_what_was_seen_is_no_higher_than_what_is_charged() -> None:
