@@ -17,6 +17,7 @@ import pytest
 from gpu_admission import Admission, Rejected, Unavailable
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.types import Estimate
+from tests.shared.proxy import Proxy
 from tests.shared.redisserver import Server, needs_server
 
 pytestmark = [needs_server, pytest.mark.anyio]
@@ -143,6 +144,41 @@ async def test_bl_58_a_server_that_is_away_is_a_refusal_in_time_and_comes_back(
         assert await until(lambda: admission.snapshot().away is None) < 5.0
         (await admission.entrance.acquire(Estimate(100))).release()
         await until(lambda: admission.snapshot().in_use == 0)
+
+
+async def test_bl_58_a_network_that_swallows_everything_is_a_refusal_in_time_and_comes_back(
+    server: Server,
+) -> None:
+    """Nothing is refused and nothing closed: only time tells."""
+    proxy = Proxy(server.port)
+    admission = on(server, shared=f"{proxy.address}&socket_timeout=1")
+    async with begun(admission):
+        held = await admission.entrance.acquire(Estimate(60))
+        proxy.cut()
+        started = time.monotonic()
+        said = await refused(admission, 10, 2.5)
+        assert said is not None
+        assert said.reason == "budget_unreachable"
+        assert time.monotonic() - started < 4.0
+        held.release()  # while it can't be told
+        proxy.mend()
+        assert await until(lambda: admission.snapshot().away is None) < 5.0
+        (await admission.entrance.acquire(Estimate(100))).release()
+        await until(lambda: admission.snapshot().in_use == 0)
+    proxy.stop()
+
+
+async def test_bl_66_four_processes_on_one_budget_hold_no_more_than_one(server: Server) -> None:
+    """That workers which do not share are warned of is said in ``tests.admission.test_twins``."""
+    members = [on(server) for _ in range(4)]
+    async with begun(*members):
+        refusals = [await refused(member, 60, 0.3) for member in members]
+        assert refusals == [None] * 4
+        held = [await member.entrance.acquire(Estimate(30)) for member in members[:3]]
+        assert await refused(members[3], 30, 0.3) is not None
+        assert all(member.snapshot().in_use == 90 for member in members)
+        for lease in held:
+            lease.release()
 
 
 async def test_bl_59_a_server_without_its_script_cache_goes_on_as_before(server: Server) -> None:
