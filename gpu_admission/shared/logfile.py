@@ -23,7 +23,8 @@ _LITTLE = 2048
 _MUCH = 1 << 20
 _FULL = "No space left on device"
 _boot_time = time.CLOCK_BOOTTIME
-_now = time.clock_gettime_ns
+_clock = time.clock_gettime_ns
+_NAMESPACE = "/proc/self/timens_offsets"
 
 
 class LogFile:
@@ -41,6 +42,11 @@ class LogFile:
         self._fd = -1
         self._offset = self._start = HEAD_SIZE
         self._frames = Frames()
+        self._ahead = _ahead_of_host()
+
+    def _now(self) -> int:
+        """Nanoseconds of the host's clock, whatever namespace of time this process is in."""
+        return _clock(_boot_time) - self._ahead
 
     # opening
 
@@ -149,11 +155,11 @@ class LogFile:
 
     def write(self, data: bytes) -> None:
         """Append one entry. Raises ``LogAway`` when the disk is full or broken."""
-        self._write(frame(data, _now(_boot_time)))
+        self._write(frame(data, self._now()))
 
     def seal(self) -> None:
         """Let nothing more count in this file."""
-        self._write(seal_frame(_now(_boot_time)))
+        self._write(seal_frame(self._now()))
 
     def _write(self, whole: bytes) -> None:
         try:
@@ -186,7 +192,7 @@ class LogFile:
 
     def create(self, first: bytes) -> None:
         """Make a log that begins with the entry ``first``, unless there is one by now."""
-        self._make(0, Head(secrets.token_bytes(16), 0, 0).pack() + frame(first, _now(_boot_time)))
+        self._make(0, Head(secrets.token_bytes(16), 0, 0).pack() + frame(first, self._now()))
 
     def create_next(self, snapshot: bytes) -> None:
         """Make the file that continues this one with ``snapshot``, unless another process has.
@@ -215,3 +221,15 @@ class LogFile:
         finally:
             os.close(fd)
             path.unlink(missing_ok=True)
+
+
+def _ahead_of_host() -> int:
+    """Nanoseconds by which a container's clock is ahead of the one that all processes of the host have."""
+    try:
+        lines = Path(_NAMESPACE).read_text().splitlines()
+    except OSError:
+        return 0
+    for name, seconds, nanoseconds in map(str.split, lines):
+        if name == "boottime":
+            return int(seconds) * 10**9 + int(nanoseconds)
+    return 0

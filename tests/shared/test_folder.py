@@ -886,3 +886,34 @@ def test_a_log_cut_short_that_another_has_removed_is_left_alone(folder: Path) ->
     file.drop_if_short()
     assert log_of(folder).exists(), "the one after it is another"
     file.close()
+
+
+def test_a_container_with_a_clock_of_its_own_stamps_entries_with_the_host_s(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Else a log that was lost would have settled at once by a clock that is ahead."""
+    prepare_folder(folder)
+    offsets = tmp_path / "timens_offsets"
+    offsets.write_text("monotonic           0         0\nboottime          300         5\n")
+    real = time.clock_gettime_ns
+    file = LogFile(folder, "boot")
+    monkeypatch.setattr("gpu_admission.shared.logfile._NAMESPACE", str(offsets))
+    monkeypatch.setattr("gpu_admission.shared.logfile._clock", lambda clock: real(clock) + 300 * 10**9 + 5)
+    inside = LogFile(folder, "boot")
+    inside.create(b"said inside")
+    now = real(time.CLOCK_BOOTTIME)
+    file.open()
+    (entry,) = file.read()
+    assert abs(entry.at - now / 1e9) < 60
+    file.close()
+
+
+@pytest.mark.parametrize("said", ["monotonic 0 0\n", None])
+def test_a_host_without_namespaces_of_time_has_one_clock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str | None
+) -> None:
+    if said is not None:
+        (tmp_path / "offsets").write_text(said)
+    monkeypatch.setattr("gpu_admission.shared.logfile._NAMESPACE", str(tmp_path / "offsets"))
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    assert 0 <= LogFile(folder, "boot")._now() - before < 60 * 10**9
