@@ -147,16 +147,19 @@ class Learned:
         return self._later(result, route)
 
     def again(self, info: RequestInfo, charged: Estimate) -> Callable[[], Estimate] | None:
-        """What a request that waits, and was ``charged``, is charged by what has been learned since.
-
-        ``None``: what it was charged stays.
-        """
-        measured = self._measured
-        if measured is None:
+        """What one that waits, and was ``charged``, is charged by what is known now; ``None``: the same."""
+        measured, route = self._measured, self.route_of(info)
+        if measured is not None:
+            ask = self._ask(route, info)
+            return lambda: self._charge(route, measured.again(ask, charged))
+        if not self.usage or ALONE in charged.parts:
             return None
-        route = self.route_of(info)
-        ask = self._ask(route, info)
-        return lambda: self._charge(route, measured.again(ask, charged))
+        asked, size = info.workload, info.size
+        return lambda: self._fitting(self._formula(self._expected(route, asked, size)), charged)
+
+    def _fitting(self, estimate: Estimate, charged: Estimate) -> Estimate:
+        capacity = self.capacity() if callable(self.capacity) else self.capacity
+        return charged if capacity is not None and estimate.bytes > capacity else estimate
 
     def _ask(self, route: str, info: RequestInfo) -> Ask:
         asked, size = asked_of(info), info.size
@@ -258,6 +261,8 @@ class Learned:
 
     def _note(self, told: Taken | Counted | None) -> None:
         self._told.append(told)
+        if told is None and self._announce is not None:
+            self._announce()
         if self._tell_others is not None:
             self._tell_others(("oom",) if told is None else (type(told).__name__, *told))
 
