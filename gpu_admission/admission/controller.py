@@ -115,6 +115,10 @@ class Admission:
         self.entrance = Entrance(
             settings, self.locked, home, self.monitor, self.endings, self.events, refusals, self.startup
         )
+        self.begin = self.startup.begin
+        """What a server's startup awaits: measure the capacity, watch the devices."""
+        self.acquire = self.entrance.acquire
+        """For doors: a lease that only its ``release`` ends. ``lease()`` is safer."""
 
     def _use(self) -> Use:
         """What this process tells the others that share its budget."""
@@ -190,8 +194,7 @@ class Admission:
     # the whole
 
     async def __aenter__(self) -> Self:
-        """Measured and watching, as from a server's startup, until the block closes it."""
-        await self.startup.begin()
+        await self.begin()
         return self
 
     async def __aexit__(self, *_: object) -> None:
