@@ -7,6 +7,7 @@ import sys
 
 NAMES = (
     "overhead",
+    "around",
     "instructions",
     "peers",
     "server",

@@ -91,7 +91,7 @@ def ours_constant() -> Wrapped:
     return GPUAdmission(echo, capacity="20GiB", estimator=Constant("1GiB")), {}
 
 
-def slowapi() -> Wrapped:
+def slowapi(behind: ASGIApp = echo) -> Wrapped:
     """slowapi looks its limits up by the route that matches, so it gets an app that has one."""
 
     async def endpoint(request: Request) -> Response:
@@ -101,7 +101,7 @@ def slowapi() -> Wrapped:
     by_address = importlib.import_module("slowapi.util").get_remote_address
     app = Starlette(routes=[Route(CHAT_PATH, endpoint, methods=["POST"])])
     app.state.limiter = package.Limiter(key_func=by_address, default_limits=[f"{PLENTY}/minute"])
-    return importlib.import_module("slowapi.middleware").SlowAPIASGIMiddleware(echo), {"app": app}
+    return importlib.import_module("slowapi.middleware").SlowAPIASGIMiddleware(behind), {"app": app}
 
 
 def aiolimiter() -> Wrapped:
