@@ -155,11 +155,11 @@ class Learned:
         if not self.usage or ALONE in charged.parts:
             return None
         asked, size = info.workload, info.size
-        return lambda: self._fitting(self._formula(self._expected(route, asked, size)), charged)
+        return lambda: self._raised(self._formula(self._expected(route, asked, size)), charged)
 
-    def _fitting(self, estimate: Estimate, charged: Estimate) -> Estimate:
+    def _raised(self, estimate: Estimate, charged: Estimate) -> Estimate:
         capacity = self.capacity() if callable(self.capacity) else self.capacity
-        return charged if capacity is not None and estimate.bytes > capacity else estimate
+        return estimate if charged.bytes < estimate.bytes <= (capacity or estimate.bytes) else charged
 
     def _ask(self, route: str, info: RequestInfo) -> Ask:
         asked, size = asked_of(info), info.size

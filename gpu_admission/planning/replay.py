@@ -65,7 +65,8 @@ class Replay:
     advances at ``1 / card.slowdown(...)``, and each request ends once that clock has advanced by its
     seconds, so a change of pace costs nothing however many run.
     ``charge(index)`` gives the charge of a request as it arrives, in place of the trace's sizes, and
-    ``ended(index, ran_out)`` hears how each that started has ended: for estimators that learn.
+    ``ended(index, ran_out)`` hears how each that started has ended: for estimators that learn. Once one
+    ran out of memory, those that wait are charged what ``charge`` says then, if that is more.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Replay:
         self._flows = flows
         self._charge = trace.sizes.__getitem__ if charge is None else charge
         self._tell = ended
+        self._charge_anew = charge is not None and ended is not None
         self._now = 0.0
         self._work = 0.0
         self._pace = 1.0
@@ -190,10 +192,19 @@ class Replay:
                 if self._tell is not None:
                     self._tell(index, True)
                 starting.extend(self._ledger.release(ticket, now))
+                starting.extend(self._charged_anew(now))
                 continue
             self._waits[index] = now - self._trace.arrivals[index]
             heapq.heappush(self._running, (self._work + self._trace.seconds[index], index, ticket))
             self._hold(self._sizes[index], self._shares[index])
+
+    def _charged_anew(self, now: float) -> Sequence[Ticket]:
+        granted: list[Ticket] = []
+        for _, ticket in list(self._waiting) if self._charge_anew else ():
+            if ticket.state is State.WAITING:
+                size = max(ticket.bytes, min(self._charge(ticket.waiter), self._card.capacity))
+                granted.extend(self._ledger.change(ticket, size, now))
+        return granted
 
     def _hold(self, more: int, alone: float) -> None:
         self._held += more

@@ -90,14 +90,14 @@ def play(
     trace = trace.stretched(trace.load(card) / LOAD)
     formula = Formula(decoder)
     estimator = Learned(formula, usage=True)
-    followed: list[Followed] = []
+    followed: dict[int, Followed] = {}
 
     def plain(index: int) -> int:
         return formula.estimate(asked[index]).bytes
 
     def learned(index: int) -> int:
         estimate = estimator.estimate(asked[index], route=_ROUTE)
-        followed.append(Followed(_ROUTE, estimate, asked[index], rows[index][1]))
+        followed[index] = Followed(_ROUTE, estimate, asked[index], rows[index][1])
         return estimate.bytes
 
     def ended(index: int, ran_out: bool) -> None:
@@ -114,7 +114,9 @@ def play(
     known, _ = run(trace.sizes.__getitem__, None)
     after, lost = run(learned, ended)
     half = len(rows) // 2
-    charged = sum(each.estimate.bytes for each in followed[half:]) / sum(trace.sizes[half:])
+    charged = sum(each.estimate.bytes for index, each in followed.items() if index >= half) / sum(
+        trace.sizes[half:]
+    )
     return Cell(name, clients, len(rows), before, after, known, lost, charged)
 
 
