@@ -38,6 +38,8 @@ class Measured(msgspec.Struct, frozen=True):
     features: Mapping[str, Any]
     count: int
     peak: int
+    spread: int = 0
+    """Bytes between the largest and the smallest of its runs."""
 
 
 class Costs(msgspec.Struct, frozen=True):
@@ -98,7 +100,8 @@ async def measure(
     rows = []
     for cell in cells:
         peaks = [await _once(target, meter, cell, count) for _ in range(repeat)]
-        rows.append(Measured(target.features(cell), count, max(0, *peaks)))
+        spread = max(peaks) - min(peaks)
+        rows.append(Measured(target.features(cell), count, max(0, *peaks), spread))
         said(" ".join(f"{name}={value}" for name, value in cell.items()))
     return rows
 

@@ -146,6 +146,13 @@ def _show(costs: Costs, measured: Sequence[Measured], out: Terminal) -> None:
         )
         for note in error.notes:
             out.line(f"note: {note}")
+    blurred = [each for each in measured if each.peak < 2 * each.spread]
+    if blurred:
+        most = format_bytes(max(each.spread for each in blurred))
+        out.line(
+            f"note: {len(blurred)} of {len(measured)} points took less than twice what their own runs "
+            f"differ by (up to {most}): they may read low; leave them out, or take larger values in --grid"
+        )
     if costs.shared:
         out.line(
             f"shared by all that run at once, to be left out of the capacity: {format_bytes(costs.shared)}"

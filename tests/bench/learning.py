@@ -114,9 +114,8 @@ def play(
     known, _ = run(trace.sizes.__getitem__, None)
     after, lost = run(learned, ended)
     half = len(rows) // 2
-    charged = sum(each.estimate.bytes for index, each in followed.items() if index >= half) / sum(
-        trace.sizes[half:]
-    )
+    last = sum(each.estimate.bytes for index, each in followed.items() if index >= half)
+    charged = last / sum(trace.sizes[half:])
     return Cell(name, clients, len(rows), before, after, known, lost, charged)
 
 

@@ -234,6 +234,34 @@ def test_a_function_is_calibrated_to_a_file_that_linear_loads(
 TRACE = Path(__file__).parents[1] / "estimators" / "data" / "traces" / "gemma2.json"
 
 
+def noise(prompt_tokens: int) -> None:
+    """Leaves what it takes to the meter."""
+
+
+class Shaky:
+    """A meter that is off by up to 1 MiB, over a work of 1 KiB."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def start(self) -> int:
+        self.runs += 1
+        return 0
+
+    def peak(self) -> int:
+        return 1024 + self.runs % 2 * 2**20
+
+
+def test_points_that_do_not_stand_out_of_the_noise_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "costs.json")
+    options = ["--meter", f"{__name__}:Shaky", "--grid", "prompt_tokens=1,2,3", "--out", out]
+    assert cli.main(["calibrate", f"{__name__}:noise", *options]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 of 3 points took less than twice what their own runs differ by (up to 1.00 MiB)" in said
+
+
 class AsTraced:
     """A target that takes four fifths of what the trace says."""
 
