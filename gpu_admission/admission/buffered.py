@@ -17,7 +17,7 @@ SHARE = 3 / 4
 _SPARE = 8 * 2**20
 """Bytes of a limit of 128 MiB or more that are left for what is not counted: messages, gaps in the heap."""
 
-COPIED_BYTES = 4 * 2**20
+COPIED_BYTES = 2 * 2**20
 
 
 class BufferedBytes:
