@@ -248,8 +248,11 @@ class Measured:
         return known is None or known.good < ENOUGH
 
     def joins(self, request: Followed, meter: Any) -> Followed:
-        """``request``, which runs from now on, in the company of others."""
-        if self.waits and hasattr(meter, "resume"):
+        """``request``, which runs from now on, in the company of others.
+
+        A meter that keeps peaks but not when they came can't tell what is shared from what comes in turn.
+        """
+        if self.waits and hasattr(meter, "resume") and not getattr(meter, "is_exact", False):
             self._company.joins(id(request), meter)
         return request
 

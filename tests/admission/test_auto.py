@@ -669,6 +669,22 @@ async def test_the_first_measurement_of_an_exact_meter_is_a_warm_up() -> None:
     assert charge(gate) < 2 * cost(USUAL)
 
 
+async def test_a_meter_that_does_not_know_when_a_peak_came_is_left_alone_while_several_run() -> None:
+    class Exact(World):
+        is_exact, idle, resumed = True, 0, 0
+
+        def resume(self) -> int:
+            self.resumed += 1
+            return self.start()
+
+    world = Exact()
+    gate = gate_of(world)
+    for _ in range(6):
+        await served(gate, world, *[body()] * 6)
+    assert world.resumed == 0
+    assert world.out_of_memory == 0
+
+
 def test_it_is_a_learned_underneath() -> None:
     estimator = built()
     assert isinstance(estimator, Learned)
