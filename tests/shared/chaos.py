@@ -155,6 +155,7 @@ class Workers:
     def leave(self, *seeds: int) -> None:
         """They end by themselves, and all of their work has ended then."""
         for seed in seeds:
+            wait_for(lambda seed=seed: self.size(seed) > 0, 30, "it did not begin")  # type: ignore[misc]
             self.signal(seed, signal.SIGTERM)
         for seed in seeds:
             process = self.running.pop(seed)
