@@ -15,6 +15,7 @@ import msgspec
 
 from gpu_admission.estimators import Linear, PeakMeter
 from gpu_admission.estimators.features import workload_of
+from gpu_admission.sizes import format_bytes
 
 Cell = Mapping[str, int]
 """One point of a grid: values by name."""
@@ -81,6 +82,23 @@ def fit(
     one = Costs(linear, 0)
     shared = max(0, *(each.peak - each.count * one.of(each.features) for each in measured))
     return Costs(linear, shared)
+
+
+def doubt(costs: Costs, measured: Sequence[Measured]) -> str | None:
+    """Why these costs are not those of the requests: what was measured does not follow the grid."""
+    alone = [each for each in measured if each.count == measured[0].count]
+    most = max(each.peak for each in alone)
+    if most == 0:
+        return "nothing was seen at any point"
+    names = {name for each in alone for name in each.features}
+    largest = {name: max(each.features.get(name, 0) for each in alone) for name in names}
+    for each in alone:
+        if each.features == largest and each.peak < most / 2:
+            return f"the largest point took {format_bytes(each.peak)}, and a smaller one {format_bytes(most)}"
+    varies = any(each.features != alone[0].features for each in alone)
+    if varies and not any(costs.linear.coefficients.values()):
+        return "no value of the grid makes a difference"
+    return None
 
 
 async def measure(

@@ -29,34 +29,40 @@ if TYPE_CHECKING:
 _DESCRIPTION = """
 Measure what requests really take: drive a server (http://...) or a function (module:function) over
 a grid, fit a Linear estimator that is never below what was seen, and write it to a file that
-Linear.load reads. Nothing else should run on the device meanwhile.
+Linear.load reads. Nothing else should run on the device meanwhile. A function is called with the grid's
+names as keywords: --grid images=1,2,4 calls f(images=1), and so on. The exit status is 1, and no file is
+written, where what was measured does not follow the grid; 2 where it can't be measured.
 """
+_WHAT_TO_DO = (
+    "no file is written. Measure larger points (--grid), of some MiB at least; where host memory is "
+    "measured, start what is measured with MALLOC_MMAP_THRESHOLD_=1048576 in its environment, so that freed "
+    "memory is not used again unseen; work that takes the same at every point needs no fit: give that size"
+)
 _GRID = ("prompt_tokens=16,256,1024", "new_tokens=8,64,256")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; its exit status."""
+    """The exit status: 0, 1 where what was measured can't be trusted, 2 where nothing can be measured."""
     options = _parser().parse_args(arguments)
     if "://" in options.target and find_spec("httpx") is None:
         return _failed("a server needs httpx: pip install httpx")
     try:
-        _run(options, Terminal(), Terminal(sys.stderr))
+        return _run(options, Terminal(), Terminal(sys.stderr))
     except (OSError, ValueError, RuntimeError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
-def _failed(why: str) -> int:
+def _failed(why: str, status: int = 2) -> int:
     print(f"gpu-admission calibrate: {why}", file=sys.stderr)
-    return 2
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-admission calibrate", description=_DESCRIPTION)
     add = parser.add_argument
-    add("target", metavar="URL|module:function", help="what is driven")
+    add("target", metavar="URL|module:function", help="what is driven: an address, or a function f(**point)")
     add("--out", type=new_file, default="costs.json", metavar="FILE", help="written (default %(default)s)")
     add("--grid", action="append", type=_axis, metavar="NAME=V,...", help=f"(default {' '.join(_GRID)})")
     add("--terms", type=_terms, metavar="A,B,A*B", help="features of the fit (default: those of the grid)")
@@ -75,32 +81,37 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace, out: Terminal, err: Terminal) -> None:
+def _run(options: argparse.Namespace, out: Terminal, err: Terminal) -> int:
     from gpu_admission.estimators import Traced
     from gpu_admission.estimators.features import written
-    from gpu_admission.planning.calibrate import grid
+    from gpu_admission.planning.calibrate import doubt, grid
 
     traced = None if options.traced is None else Traced.load(options.traced)
     axes = dict(options.grid or map(_axis, _GRID))
-    target = _target(options)
+    target = _target(options, list(axes))
     cells = grid(axes)
     meter = meter_for(options.meter, pid=options.pid, here="://" not in options.target)
+    out.line(f"measured: {meter.says}")
     terms = options.terms or [written(name) for name in axes]
     costs, measured = anyio.run(_measured, options, target, meter, cells, terms, err)
-    about = f"gpu-admission calibrate {options.target}: {len(cells)} points, {options.repeat} times each"
-    costs.linear.save(options.out, about=about)
     _show(costs, measured, out)
+    why = doubt(costs, measured)
+    if why is not None:
+        return _failed(f"{why}: {_WHAT_TO_DO}", status=1)
+    about = f"gpu-admission calibrate {options.target}: {len(cells)} points, {options.repeat} times each"
+    costs.linear.save(options.out, about=f"{about}; {meter.says}")
     if traced is not None:
         _compare(traced, measured, out)
     out.line(f"written: {options.out}")
     out.line(f'estimator=Linear.load("{options.out}")', style="bold")
+    return 0
 
 
-def _target(options: argparse.Namespace) -> Target:
+def _target(options: argparse.Namespace, names: Sequence[str]) -> Target:
     from gpu_admission.planning.targets import FunctionTarget, HttpTarget
 
     if "://" not in options.target:
-        return FunctionTarget(named(options.target, what="the target"))
+        return FunctionTarget(named(options.target, what="the target"), names)
     dialect = None if options.dialect is None else named(options.dialect, what="--dialect")
     return HttpTarget(options.target, body=_body(options.body), dialect=dialect, timeout=options.timeout)
 

@@ -12,13 +12,41 @@ from collections.abc import Callable
 from gpu_admission.devices import NvmlDevice, discover
 from gpu_admission.estimators import PeakMeter, TorchPeak
 from gpu_admission.estimators.polled import Polled, resident
+from gpu_admission.planning.freed import give_back, keep_little
 from gpu_admission.planning.named import named
 from gpu_admission.types import Device
 
 NAMES = ("auto", "torch", "nvml", "host")
 
 
-def meter_for(name: str, *, pid: int | None, here: bool) -> PeakMeter:
+class Meter:
+    """A meter of which ``says`` tells, for people, whose memory it looks at."""
+
+    def __init__(self, meter: PeakMeter, says: str) -> None:
+        self._meter = meter
+        self.says = says
+
+    def start(self) -> int:
+        return self._meter.start()
+
+    def peak(self) -> int:
+        return self._meter.peak()
+
+
+class OwnMemory(Polled):
+    """The host memory of this process. What was freed before is given back to the system at each ``start``:
+    memory that is used again would not show."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: resident(os.getpid()))
+        keep_little()
+
+    def start(self) -> int:
+        give_back()
+        return super().start()
+
+
+def meter_for(name: str, *, pid: int | None, here: bool) -> Meter:
     """The meter called ``name``: one of ``NAMES``, or ``module:factory`` that makes one.
 
     ``here`` says whether the work is done in this process: only then can torch's allocator or, without
@@ -27,24 +55,24 @@ def meter_for(name: str, *, pid: int | None, here: bool) -> PeakMeter:
     if name == "torch":
         return _torch(here)
     if name == "nvml":
-        return Polled(_use_of(discover().devices[0]))
+        return _device(discover().devices[0])
     if name == "host":
-        return Polled(lambda: resident(_process(pid, here)))
+        return _host(pid, here)
     if name != "auto":
-        made: PeakMeter = named(name, what="--meter")()
-        return made
+        return Meter(named(name, what="--meter")(), name)
     return _best(pid, here)
 
 
-def _best(pid: int | None, here: bool) -> PeakMeter:
+def _best(pid: int | None, here: bool) -> Meter:
     if here and _cuda():
-        return TorchPeak()
+        return _torch(here)
     device = discover().devices[0]
     if isinstance(device, NvmlDevice):
-        return Polled(_use_of(device))
+        return _device(device)
     if pid is None and not here:
         raise ValueError("no GPU is seen here: give --meter host --pid PID, or --meter module:factory")
-    return Polled(lambda: resident(_process(pid, here)))
+    found = _host(pid, here)
+    return Meter(found, f"{found.says}: no GPU is seen here")
 
 
 def _cuda() -> bool:
@@ -55,18 +83,24 @@ def _cuda() -> bool:
     return torch.cuda.is_available()
 
 
-def _torch(here: bool) -> PeakMeter:
+def _torch(here: bool) -> Meter:
     if not here:
         raise ValueError("--meter torch sees this process alone: it is for module:function")
     if not _cuda():
         raise ValueError("--meter torch needs a CUDA or ROCm device, and torch sees none")
-    return TorchPeak()
+    return Meter(TorchPeak(), "device memory, as torch's allocator counts it")
 
 
-def _process(pid: int | None, here: bool) -> int:
+def _host(pid: int | None, here: bool) -> Meter:
     if pid is None and not here:
         raise ValueError("--meter host needs --pid: the work is done in another process")
-    return pid or os.getpid()
+    if pid is None or pid == os.getpid():
+        return Meter(OwnMemory(), "host memory of this process")
+    return Meter(Polled(lambda: resident(pid)), f"host memory of process {pid}")
+
+
+def _device(device: Device) -> Meter:
+    return Meter(Polled(_use_of(device)), f"memory in use on {device.name}")
 
 
 def _use_of(device: Device) -> Callable[[], int]:

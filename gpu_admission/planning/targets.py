@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,10 +43,15 @@ _READ = ("prompt_tokens", "total_prompt_tokens", "new_tokens", "sequences", "aud
 
 
 class FunctionTarget:
-    """``function(**cell)``, in a thread if it is a plain function; several at once if asked."""
+    """``function(**cell)``, in a thread if it is a plain function; several at once if asked.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    Raises ``ValueError`` if it can't be called with the keywords ``names``.
+    """
+
+    def __init__(self, function: Callable[..., Any], names: Sequence[str] = ()) -> None:
         self._function = function
+        if names:
+            _check_call(function, names)
 
     def features(self, cell: Cell) -> Mapping[str, Any]:
         return {written(name): value for name, value in cell.items()}
@@ -66,6 +71,24 @@ class FunctionTarget:
             await self._function(**cell)
         else:
             await anyio.to_thread.run_sync(partial(self._function, **cell))
+
+
+def _check_call(function: Callable[..., Any], names: Sequence[str]) -> None:
+    if not callable(function):
+        raise ValueError(f"the target is {function!r}: name a function")
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # one of C, that does not tell
+        return
+    try:
+        signature.bind(**dict.fromkeys(names, 0))
+    except TypeError as error:
+        called = ", ".join(f"{name}=..." for name in names)
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise ValueError(
+            f"{name}{signature} can't be called as {name}({called}): {error}. The names of --grid are its "
+            "keywords"
+        ) from None
 
 
 class HttpTarget:

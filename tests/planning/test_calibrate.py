@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gpu_admission.demo.protect import DIALECT
 from gpu_admission.demo.server import Settings, serve
 from gpu_admission.demo.shape import Shape
 from gpu_admission.demo.trace import PATH
+from gpu_admission.devices import FixedDevice
 from gpu_admission.estimators import Linear, Traced
 from gpu_admission.estimators.polled import Polled, resident
 from gpu_admission.planning.calibrate import Cell, Costs, Measured, grid, measure, of_alone, of_batch
@@ -229,6 +230,113 @@ def test_a_function_is_calibrated_to_a_file_that_linear_loads(
     found = Linear.load(out)
     assert found.coefficients["new_tokens"] == pytest.approx(2**20, rel=0.25)
     assert found.estimate(Workload(prompt_tokens=32, new_tokens=64)).bytes >= 96 * 2**20 * 0.9
+
+
+BASE, BIG_PROMPT, BIG_NEW = 20 << 20, 4 << 10, 8 << 10
+
+
+def reuses(prompt_tokens: int, new_tokens: int) -> None:
+    """Takes blocks that an allocator keeps when they are freed, and gives out again."""
+    held = [b"x" * BASE, b"x" * (BIG_PROMPT * prompt_tokens), b"x" * (BIG_NEW * new_tokens)]
+    time.sleep(0.02)
+    held.clear()
+
+
+def test_memory_that_a_function_has_freed_before_is_seen_again(tmp_path: Path) -> None:
+    out = tmp_path / "costs.json"
+    axes = ["--grid", "prompt_tokens=64,1024", "--grid", "new_tokens=32,512"]
+    here = ["calibrate", f"{__name__}:reuses", *axes]
+    assert cli.main([*here, "--meter", "host", "--repeat", "2", "--out", str(out)]) == 0
+    found = Linear.load(out)
+    assert found.coefficients["prompt_tokens"] == pytest.approx(BIG_PROMPT, rel=0.05)
+    assert found.coefficients["new_tokens"] == pytest.approx(BIG_NEW, rel=0.05)
+    assert found.constant == pytest.approx(BASE, rel=0.05)
+    assert "; host memory of this process" in out.read_text()
+
+
+class Scripted:
+    """A target that seems to take what ``takes`` says."""
+
+    def __init__(self, takes: Callable[[int], int]) -> None:
+        self.takes = takes
+        self.most = 0
+
+    def __call__(self, images: int) -> None:
+        self.most = self.takes(images)
+
+    def start(self) -> int:
+        self.most = 0
+        return 0
+
+    def peak(self) -> int:
+        return self.most
+
+
+unseen = Scripted(lambda images: 0)
+the_same = Scripted(lambda images: 20 << 20)
+only_the_first = Scripted(lambda images: 20 << 20 if images == 1 else images << 10)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("unseen", "nothing was seen at any point"),
+        ("the_same", "no value of the grid makes a difference"),
+        ("only_the_first", "the largest point took 4.00 KiB, and a smaller one 20.00 MiB"),
+    ],
+)
+def test_what_does_not_follow_the_grid_is_not_written(
+    name: str, why: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "costs.json"
+    meter = ["--meter", f"{__name__}:meter_of_{name}", "--grid", "images=1,2,4"]
+    assert cli.main(["calibrate", f"{__name__}:{name}", *meter, "--out", str(out)]) == 1
+    said = capsys.readouterr().err
+    assert f"{why}: no file is written." in said
+    assert "Measure larger points (--grid)" in said
+    assert "MALLOC_MMAP_THRESHOLD_" in said
+    assert not out.exists()
+
+
+def meter_of_unseen() -> Scripted:
+    return unseen
+
+
+def meter_of_the_same() -> Scripted:
+    return the_same
+
+
+def meter_of_only_the_first() -> Scripted:
+    return only_the_first
+
+
+def test_a_function_without_a_gpu_says_that_host_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_admission.planning.meters.discover", lambda: Found())
+    monkeypatch.setattr("gpu_admission.planning.meters._cuda", lambda: False)
+    assert meter_for("auto", pid=None, here=True).says == ("host memory of this process: no GPU is seen here")
+    assert meter_for("auto", pid=1, here=False).says == "host memory of process 1: no GPU is seen here"
+    with pytest.raises(ValueError, match="no GPU is seen here: give --meter host --pid PID"):
+        meter_for("auto", pid=None, here=False)
+
+
+class Found:
+    """What is discovered where there is no GPU."""
+
+    devices = (FixedDevice(1 << 30),)
+
+
+def any_of(**values: int) -> None: ...
+
+
+def test_a_function_that_does_not_take_the_grid_is_refused_before_it_runs() -> None:
+    with pytest.raises(ValueError, match=r"work\(prompt_tokens: .*can't be called as work\(images=\.\.\.\)"):
+        FunctionTarget(work, ["images"])
+    with pytest.raises(ValueError, match="The names of --grid are its keywords"):
+        FunctionTarget(work, ["prompt_tokens"])
+    with pytest.raises(ValueError, match="the target is 3: name a function"):
+        FunctionTarget(3, ["images"])  # type: ignore[arg-type]
+    FunctionTarget(any_of, ["images"])
+    FunctionTarget(max, ["images"])  # tells no signature
 
 
 TRACE = Path(__file__).parents[1] / "estimators" / "data" / "traces" / "gemma2.json"
