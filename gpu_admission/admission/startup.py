@@ -6,6 +6,7 @@ Owns what is checked and said when work begins. How a capacity is measured is th
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 
 import anyio
@@ -16,7 +17,7 @@ from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.startline import start_line
 from gpu_admission.admission.twins import twins
 from gpu_admission.guards.monitor import Monitor
-from gpu_admission.rules.metering import Metering
+from gpu_admission.rules.metering import Metering, Priced
 from gpu_admission.rules.misfits import misfits
 from gpu_admission.settings import Settings
 
@@ -92,16 +93,34 @@ class Startup:
         self._monitor.stop()
         self._started = False
 
+    def has_door(self, door: Priced) -> None:
+        """A route has an estimator of its own: its size is held against the capacity, as the settings' are.
+
+        Raises ``ValueError`` under ``strict=True`` for one that could never fit, once capacities are known.
+        """
+        self._metering.has_door(door)
+        if not (self._settings.strict or self._started):
+            return
+        for sentence in misfits([(door.title, door.estimator)], None, self._largest()):
+            if self._settings.strict:
+                raise ValueError(f"{sentence} (strict=True)")
+            logger.warning("%s", sentence)
+
     def check_sizes(self) -> None:
         """Raises ``ValueError`` for a setting by which a request could never fit."""
         for sentence in self.misfits():
             raise ValueError(f"{sentence} (strict=True)")
 
     def misfits(self) -> Sequence[str]:
-        """A sentence for each setting by which a request could never fit, as far as capacities are known."""
-        settings = self._settings
-        lanes = range(1 if settings.lane is None else len(settings.lanes))
+        """A sentence for each setting and door by which a request could never fit.
+
+        Nothing is known of devices that have not told their memory yet.
+        """
+        named = (*self._metering.named_estimators(), *self._metering.own_estimators())
+        return misfits(named, self._settings.fallback, self._largest())
+
+    def _largest(self) -> float:
+        """Bytes that a request may ever hold; no limit as long as capacities are not known."""
+        lanes = range(1 if self._settings.lane is None else len(self._settings.lanes))
         with self._locked as ledger:
-            largest = max(ledger.largest(lane) for lane in lanes)
-        # Nothing is known of devices that have not told their memory yet.
-        return misfits(self._metering, settings.fallback, largest) if largest else ()
+            return max(ledger.largest(lane) for lane in lanes) or math.inf

@@ -43,11 +43,13 @@ class Door:
     def __init__(self, admission: Admission, estimator: Any, name: str) -> None:
         self.admission = admission
         self.name = name
+        self.title = f"admit on {name}" if name else "dependency"
         self.parameter = _LEASE
         """The parameter by which FastAPI hands over the lease."""
         self.estimator: Estimator | None = None if estimator is None else as_estimator(estimator)
         if self.estimator is not None:
             bind(self.estimator, lambda: admission.largest)
+            admission.startup.has_door(self)
         self._streams: dict[int, Steps] = {}
 
     async def depend(self, request: HTTPConnection, response: Response) -> AsyncIterator[Lease]:

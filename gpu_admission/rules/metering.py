@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from gpu_admission.request import Dialect, Estimator, RequestInfo
 from gpu_admission.rules.patterns import Patterns, plain_path, route_path
@@ -97,6 +98,14 @@ def as_estimator(value: object, *, name: str = "estimator") -> Estimator:
     return value
 
 
+class Priced(Protocol):
+    """The way into one route, as far as its price goes."""
+
+    title: str
+    """For people, such as ``admit on draw``."""
+    estimator: Estimator | None
+
+
 class Metering:
     """The rules of an admission: ``routes``, ``exclude``, ``methods``, ``estimator``, ``dialect``."""
 
@@ -113,6 +122,7 @@ class Metering:
     ) -> None:
         self._by_path: dict[str, Estimator] | None = None
         self._estimator: Estimator | None = None
+        self._doors: WeakValueDictionary[int, Priced] = WeakValueDictionary()
         if isinstance(estimator, Mapping):
             self._by_path = {k: as_estimator(v, name=f"estimator[{k!r}]") for k, v in estimator.items()}
             if not self._by_path:
@@ -148,6 +158,14 @@ class Metering:
         if self._by_path is not None:
             return [(f"estimator[{pattern!r}]", each) for pattern, each in self._by_path.items()]
         return [] if self._estimator is None else [("estimator", self._estimator)]
+
+    def has_door(self, door: Priced) -> None:
+        """``door`` charges by an estimator of its own, as long as there is the door."""
+        self._doors[id(door)] = door
+
+    def own_estimators(self) -> Sequence[tuple[str, Estimator]]:
+        """The estimators of doors that have their own, each with the door's name."""
+        return [(door.title, door.estimator) for door in self._doors.values() if door.estimator is not None]
 
     def estimators(self) -> Sequence[Estimator]:
         """All estimators that the setting ``estimator`` names."""

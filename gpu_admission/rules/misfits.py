@@ -6,10 +6,10 @@ a formula is asked about the smallest request there is: the largest has no bound
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from gpu_admission.rules.metering import Fixed, Metering
+from gpu_admission.rules.metering import Fixed
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate, Workload
 
@@ -17,23 +17,22 @@ _SMALLEST = Workload(prompt_tokens=1, new_tokens=1, width=8, height=8)
 """It names a picture size: without one the model's own would apply, which is among the largest."""
 
 
-def misfits(metering: Metering, fallback: int | None, largest: int) -> list[str]:
-    """A sentence for each setting by which a request would need more than ``largest`` bytes."""
-    return [
-        f"{name}: {what} needs {format_bytes(size)}, and no request may ever hold more than "
-        f"{format_bytes(largest)}: it is refused (413)"
-        for name, what, size in _known(metering, fallback)
-        if size > largest
-    ]
+def misfits(named: Iterable[tuple[str, Any]], fallback: int | None, largest: float) -> list[str]:
+    """A sentence for each by which a request would need more than ``largest`` bytes.
 
-
-def _known(metering: Metering, fallback: int | None) -> Iterator[tuple[str, str, int]]:
-    if fallback is not None:
-        yield "fallback", "a body that can't be read", fallback
-    for name, estimator in metering.named_estimators():
+    ``named``: estimators, each with the name of its setting or door.
+    """
+    found = [] if fallback is None else [("fallback", "a body that can't be read", fallback)]
+    for name, estimator in named:
         size = _least(estimator)
         if size is not None:
-            yield name, "even the smallest request", size
+            found.append((name, "even the smallest request", size))
+    return [
+        f"{name}: {what} needs {format_bytes(size)}, and no request may ever hold more than "
+        f"{format_bytes(int(largest))}: it is refused (413)"
+        for name, what, size in found
+        if size > largest
+    ]
 
 
 def _least(estimator: Any) -> int | None:

@@ -194,6 +194,20 @@ def off():
 async def bare(scope, receive, send): ...
 
 
+def too_large_a_door() -> FastAPI:
+    small = Admission(capacity="3GiB", estimator="1GiB")
+    app = FastAPI()
+
+    @app.post("/draw")
+    @small.admit(estimator=Constant("5GiB"))
+    async def draw() -> None: ...
+
+    @app.post("/embed")
+    async def embed(lease: Annotated[Lease, Depends(small.dependency("6GiB"))]) -> None: ...
+
+    return app
+
+
 plain = GPUAdmission(bare, capacity="2GiB", estimator="1GiB")
 """
 
@@ -250,6 +264,8 @@ def test_the_capacity_is_shown_term_by_term(capsys: pytest.CaptureFixture[str]) 
     [
         ("unmeasured()", "mistake: capacity can't be measured on fake: the driver is gone"),
         ("too_large()", "mistake: estimator: even the smallest request needs 2.00 GiB"),
+        ("too_large_a_door()", "mistake: admit on draw: even the smallest request needs 5.00 GiB"),
+        ("too_large_a_door()", "mistake: dependency: even the smallest request needs 6.00 GiB"),
         ("typo()", "mistake: estimator: no route of the app matches '/api/wrok'; the nearest is '/api/work'"),
         ("excluded()", "mistake: exclude: no route of the app matches '/api/lok'; the nearest"),
         ("controlled()", "mistake: control: no route of the app matches '/stop'\n"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from gpu_admission import Admission, Estimate, Lane, RequestInfo, Workload
 from gpu_admission.estimators import Constant, Linear
@@ -83,3 +85,47 @@ def test_without_strict_it_is_said_when_work_begins(caplog: pytest.LogCaptureFix
         "estimator: even the smallest request needs 101 B, and no request may ever hold more than 100 B: "
         "it is refused (413)"
     )
+
+
+async def answer(request: Request) -> None: ...
+
+
+DOORS = [
+    (lambda admission: admission.admit(answer, estimator=Constant(101)), "admit on answer"),
+    (lambda admission: admission.dependency(101), "dependency"),
+]
+
+
+@pytest.mark.parametrize(("make", "name"), DOORS)
+def test_a_doors_own_size_that_can_never_fit_is_refused_under_strict(make: Any, name: str) -> None:
+    admission = Admission(capacity=100, estimator=1, strict=True)
+    with pytest.raises(ValueError, match=f"{name}: even the smallest request needs 101 B"):
+        make(admission)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("make", "name"), DOORS)
+async def test_a_doors_own_size_that_can_never_fit_is_warned_of_at_the_start_and_later(
+    make: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    admission = Admission(capacity=100, estimator=1)
+    early = make(admission)
+    said = f"{name}: even the smallest request needs 101 B, and no request may ever hold more than 100 B"
+    assert said not in caplog.text
+    async with admission:
+        assert caplog.text.count(said) == 1
+        late = make(admission)
+        assert caplog.text.count(said) == 2
+        admission.dependency(100)
+    assert caplog.text.count("even the smallest") == 2
+    assert early
+    assert late
+
+
+def test_a_door_that_is_gone_is_not_spoken_of() -> None:
+    admission = Admission(capacity=100, estimator=1)
+    door = admission.dependency(101)
+    assert len(admission.startup.misfits()) == 1
+    del door
+    gc.collect()
+    assert admission.startup.misfits() == []
