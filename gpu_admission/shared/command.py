@@ -15,16 +15,25 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from gpu_admission.shared import dump
+from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import Drain, Gone, Operation, encode
 from gpu_admission.shared.process import new_name, process_of
 from gpu_admission.shared.protocol import Entry, Log
+from gpu_admission.shared.redislog import RedisLog
 from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.views import view_members
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import MemberSnapshot
 
 _WITHIN = 5.0
+_COLUMNS = """
+Columns: "holds" is the memory of its "requests", "waiting" how many wait, "for" how long it has been a
+member, "silent" how long ago it was last heard from. In a folder, silence of any length is normal: a
+process that has nothing to do says nothing, and its end is seen at once. On Redis a process speaks every
+fifth of lease_ttl (of 10 s by default), and counts as dead when it was silent for all of it. "declared
+dead": its memory is held back for half of lease_ttl before others get it.
+"""
 
 
 class Onlooker:
@@ -73,7 +82,7 @@ Show: TypeAlias = Callable[[str, Sequence[MemberSnapshot]], object]
 
 
 def main(arguments: Sequence[str], *, show: Show) -> int:
-    """0 when done; 1 when the budget can't be reached, or has no such member."""
+    """0 when done; 1 when the budget can't be reached, was never used, or has no such member."""
     return run(_parser().parse_args(arguments), show)
 
 
@@ -82,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="gpu-admission budget", description="What a shared budget holds, and how to step in."
     )
     actions = parser.add_subparsers(dest="action", required=True)
-    show = actions.add_parser("show", help="who holds what, now")
+    show = actions.add_parser("show", help="who holds what, now", epilog=_COLUMNS)
     drain = actions.add_parser("drain", help="admit nothing any more, in any process")
     drain.add_argument("--undo", action="store_true", help="admit again")
     evict = actions.add_parser("evict", help="give the bytes of a process that is stuck to others")
@@ -98,6 +107,8 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
         log = open_log(arguments.shared)
         if "://" not in arguments.shared and not os.path.exists(arguments.shared):
             return _fail(f"there is no folder {log.where}: write it as the processes do in shared=")
+        if isinstance(log, (FolderLog, RedisLog)) and not log.is_used():
+            return _fail(f"no process has used the budget {log.where} yet: write it as they do in shared=")
         onlooker = Onlooker(log)
         log.start(new_name(), onlooker)
     except (ValueError, ImportError) as error:

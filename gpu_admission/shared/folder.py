@@ -55,6 +55,10 @@ class FolderLog:
     def lifeline(self) -> int:
         return self._presence.lifeline
 
+    def is_used(self) -> bool:
+        """Whether any process has used it; makes nothing. What is no usable folder is left to ``start``."""
+        return not self._folder.is_dir() or not os.access(self._folder, os.R_OK) or self._file.is_there
+
     def start(self, process: str, listener: Listener) -> None:
         self._process, self._listener = process, listener
         try:

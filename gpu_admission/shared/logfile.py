@@ -79,6 +79,11 @@ class LogFile:
             raise FileNotFoundError(self._path(number))
         return True
 
+    @property
+    def is_there(self) -> bool:
+        """Whether a log was begun since the host's last start."""
+        return bool(self._numbers())
+
     def _newest(self) -> int:
         return max(self._numbers(), default=-1)
 

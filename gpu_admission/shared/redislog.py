@@ -75,6 +75,16 @@ class RedisLog:
 
     # from any thread
 
+    def is_used(self) -> bool:
+        """Whether any process has used it; makes nothing. A server that does not say is left to ``start``."""
+        from redis.exceptions import RedisError
+
+        try:
+            with self._address.client() as client:
+                return bool(client.exists(self._run))
+        except (RedisError, OSError):
+            return True
+
     def start(self, process: str, listener: Listener) -> None:
         self._listener, self._place = listener, None
         for each in (self._woken, self._stopped, self._tried):

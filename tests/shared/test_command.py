@@ -53,12 +53,22 @@ def test_show_says_who_holds_what(
     shared.release(ticket)
 
 
-def test_show_of_a_budget_that_was_never_used_says_so(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("action", [("show",), ("drain",), ("drain", "--undo"), ("evict", "worker.1")])
+def test_a_folder_that_no_process_has_used_is_said_and_left_as_it_is(
+    folder: Path, action: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.mkdir(mode=0o700)
-    assert budget("show", folder) == 0
-    assert "no process has used this budget yet" in capsys.readouterr().out
+    assert budget(*action, folder) == 1
+    assert f"no process has used the budget {folder} yet" in capsys.readouterr().err
+    assert not list(folder.iterdir())
+
+
+def test_the_columns_of_show_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        budget("show", "--help")
+    said = " ".join(capsys.readouterr().out.split())
+    assert '"silent" how long ago it was last heard from' in said
+    assert "In a folder, silence of any length is normal" in said
 
 
 def test_drain_admits_nothing_until_it_is_undone(

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_admission import cli
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, WAITING, Ticket
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.operations import Terms
@@ -532,3 +533,14 @@ class _Client:
 
     def release(self, connection: object) -> None:
         pass
+
+
+@pytest.mark.parametrize("action", [("show",), ("drain",), ("evict", "worker.1")])
+def test_an_operators_typo_makes_no_budget(
+    server: Server, action: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = server.address.replace("gpu0", "gpu00")
+    assert cli.main(["budget", *action, address]) == 1
+    assert "(gpu00) yet: write it as they do in shared=" in capsys.readouterr().err
+    with server.client() as client:
+        assert client.keys("*gpu00*") == []
