@@ -111,6 +111,13 @@ def _show(terminal: Terminal, looked: Looked) -> list[str]:
         terminal.heading("Not metered")
         for each in looked.passing:
             terminal.line(f"{each.method} {each.path}")
+        batchers = sorted(
+            batcher.name for admission in looked.admissions for batcher in admission.metering.batchers
+        )
+        if batchers:
+            terminal.line(
+                f"of these, what calls a batcher is metered there, by the batch: {', '.join(batchers)}"
+            )
     return mistakes
 
 
@@ -141,11 +148,14 @@ def _rows(admission: Admission, looked: Looked) -> Sequence[Sequence[str]]:
     ]
     for owner, below in looked.middleware:
         if owner is admission:
+            by = "middleware" if "GET" in admission.settings.methods else "middleware; GET passes"
             rows += [
-                (f"{path.rstrip('/')}/**", "middleware", "by path", "by path")
+                (f"{path.rstrip('/')}/**", by, "by path", "by path")
                 for path in looked.unknown
                 if path.startswith(below)
             ]
+    batchers = sorted(batcher.name for batcher in admission.metering.batchers)
+    rows += [(f"batches of {name}", "batcher", "cost=", "-") for name in batchers]
     return rows or [("what the app asks itself", "lease, job", "-", "-")]
 
 

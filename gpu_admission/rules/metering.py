@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from gpu_admission.request import Dialect, Estimator, RequestInfo
 from gpu_admission.rules.patterns import Patterns, plain_path, route_path
@@ -122,6 +122,8 @@ class Metering:
     ) -> None:
         self._by_path: dict[str, Estimator] | None = None
         self._estimator: Estimator | None = None
+        self.batchers: WeakSet[Any] = WeakSet()
+        """Those that meter their batches; each has a ``name``."""
         self._doors: WeakValueDictionary[int, Priced] = WeakValueDictionary()
         if isinstance(estimator, Mapping):
             self._by_path = {k: as_estimator(v, name=f"estimator[{k!r}]") for k, v in estimator.items()}

@@ -134,6 +134,8 @@ class Batcher(Generic[Item, Result]):
         self._observer = observer
         self.name = name
         self._closed = False
+        if admission is not None:
+            admission.metering.batchers.add(self)
         self._live()
         in_child(self._live)
 

@@ -168,17 +168,26 @@ class Call:
         return [message for message in self.sent if message["type"] == "http.response.start"]
 
     @property
+    def _start(self) -> Message:
+        """The one start of an answer; where there is none, what ``error`` says of it comes along."""
+        starts = self.starts
+        if len(starts) == 1:
+            return starts[0]
+        if starts:
+            raise AssertionError(f"{len(starts)} answers: {starts}")
+        if self.error is not None:
+            raise AssertionError(f"no answer: the app raised {self.error!r} (call.error)") from self.error
+        raise AssertionError("no answer" if self.ended else "no answer yet: the call still runs")
+
+    @property
     def status(self) -> int:
-        (start,) = self.starts
-        status: int = start["status"]
+        status: int = self._start["status"]
         return status
 
     @property
     def headers(self) -> dict[str, str]:
-        (start,) = self.starts
-        pairs = [
-            (name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in start["headers"]
-        ]
+        fields = self._start["headers"]
+        pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in fields]
         assert len(dict(pairs)) == len(pairs), "a header was sent twice"
         return dict(pairs)
 

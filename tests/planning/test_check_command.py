@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from starlette.routing import Mount, Route, WebSocketRoute
 from gpu_admission import Admission, GPUAdmission, Lease, RequestInfo
 from gpu_admission.devices import FixedDevice
 from gpu_admission.estimators import Constant, Linear
+from gpu_admission.serving import Batcher
 from gpu_admission.testing import FakeDevice
 
 
@@ -208,6 +210,16 @@ def too_large_a_door() -> FastAPI:
     return app
 
 
+def batching():
+    own = Admission(capacity="2GiB", estimator="1GiB", exclude=["/embed"])
+    embed = Batcher(len, cost=1000, admission=own, name="embedder")
+
+    async def call(request):
+        await embed(1)
+
+    return GPUAdmission(Starlette(routes=[Route("/embed", call, methods=["POST"])]), admission=own)
+
+
 plain = GPUAdmission(bare, capacity="2GiB", estimator="1GiB")
 """
 
@@ -299,7 +311,16 @@ def test_what_can_not_be_looked_into_is_status_2(
 def test_of_an_app_whose_routes_can_not_be_told_every_path_is_shown(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert "/**  " in checked(capsys, "plain")
+    assert "/**      middleware; GET passes" in checked(capsys, "plain")
+
+
+def test_a_batcher_is_named_where_its_routes_pass(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked(capsys, "batching()")
+    assert re.search("^batches of embedder +batcher ", out, re.MULTILINE)
+    assert out.partition("Not metered")[2].split("\n")[1:3] == [
+        "POST /embed",
+        "of these, what calls a batcher is metered there, by the batch: embedder",
+    ]
 
 
 def test_an_admission_without_a_door_is_shown_as_the_apps_own(capsys: pytest.CaptureFixture[str]) -> None:
