@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -44,16 +44,19 @@ async def hold(scope: Scope, receive: Receive, send: Send) -> None:
         pass
 
 
+ROUTES = ("/generate", "/embed", HOSTILE_PATH)
+
+
 class Service:
     """An app with a status page, and clients that hold leases of it."""
 
-    def __init__(self, shared: Path | None = None) -> None:
+    def __init__(self, shared: Path | None = None, routes: Sequence[str] | None = ROUTES) -> None:
         self.admission = Admission(
             shared=shared,
             name="<b>budget</b>",
             capacity="20GiB",
             estimator=lambda info: int(info.query["size"]) * GIB,
-            routes=["/generate", "/embed", HOSTILE_PATH],
+            routes=routes,
             lanes=[Lane("interactive"), Lane("batch", limit=0.75), Lane(HOSTILE_LANE)],
             lane=_lane,
             timeout=600,
@@ -180,6 +183,15 @@ def test_a_lease_is_on_the_page_within_a_second_and_leaves_it_when_it_ends(
     assert page.evaluate("document.querySelectorAll('.block:not(.ceiling)').length") == 1
     client.close()
     page.wait_for("document.getElementById('leases').rows.length === 0", limit=1.0)
+
+
+def test_a_route_without_a_pattern_has_the_name_that_it_has_in_the_metrics(tmp_path: Path) -> None:
+    service, path = Service(routes=None), program("chromium", "chromium-browser", "google-chrome")
+    with chromium(path, tmp_path / "profile") as browser, service.running() as address:
+        browser.open(address)
+        service.post("/generate", 5, "batch")
+        browser.wait_for("document.getElementById('leases').rows.length === 1", limit=5.0)
+        assert rows(browser, "leases")[0][4] == "unmatched"
 
 
 def test_hostile_names_are_shown_as_they_are_and_do_nothing(service: Service, page: Browser) -> None:
