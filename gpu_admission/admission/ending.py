@@ -138,7 +138,7 @@ class Endings:
                 self._hold(lease, size)
         # Not inside the turn: a shared budget has to hear from others first.
         if grows and not self._locked.grow(ticket, size):
-            rejected = self._refusals.no_room(size)
+            rejected = self._no_growth(lease, size)
             self._refusals.complete(rejected, size)
             raise rejected
         with self._locked:

@@ -190,6 +190,10 @@ class Entrance:
         """The refusal of a request whose body could not be read in the time that it may wait."""
         return self._refusals.unread(longest, setting)
 
+    def no_more(self, size: int, missing: int, least: int, lane: int) -> Rejected:
+        """The refusal of work that may not wait for what its leases lack: see ``Refusals.no_more``."""
+        return self._refusals.no_more(size, missing, least, lane)
+
     async def _begin(self) -> None:
         """Do what has to be done before the first request may start."""
         if not self._locked.is_joined:

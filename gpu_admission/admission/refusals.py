@@ -103,12 +103,14 @@ class Refusals:
         rejected.status = rejected.status_code = status
         return rejected
 
-    def too_large(self, needed: int, lane: int) -> Rejected:
+    def too_large(self, needed: int, lane: int | None) -> Rejected:
+        """``lane``: ``None`` where the capacity alone says no."""
         ledger = self._locked.ledger
-        largest = ledger.largest(lane)
-        name = ledger.lanes[lane].lane.name
-        capacity = max(account.capacity for account in ledger.accounts)
-        which = "capacity" if largest == capacity else f"lane {name!r}: limit"
+        largest = capacity = max(account.capacity for account in ledger.accounts)
+        which = "capacity"
+        if lane is not None and ledger.largest(lane) != capacity:
+            largest = ledger.largest(lane)
+            which = f"lane {ledger.lanes[lane].lane.name!r}: limit"
         return TooLarge(
             "too_large",
             f"this request needs {format_bytes(needed)} and can never fit: {which}={format_bytes(largest)}",
@@ -161,6 +163,17 @@ class Refusals:
             f"growing to {format_bytes(needed)} does not fit now, and growing never waits",
             needed=needed,
         )
+
+    def no_more(self, size: int, missing: int, least: int, lane: int) -> Rejected:
+        """Work of ``size`` bytes lacks ``missing`` now, ``least`` at any time, and may not wait for them."""
+        with self._locked as ledger:
+            if size > max(account.capacity for account in ledger.accounts):
+                return self.too_large(size, None)
+            if least > ledger.largest(lane):
+                return self.too_large(least, lane)
+        more = format_bytes(missing)
+        detail = f"its batch needs {more} more than its request holds, and they are not free now"
+        return QueueFull("queue_full", detail, needed=missing)
 
     def complete(
         self,

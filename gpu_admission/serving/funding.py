@@ -14,9 +14,8 @@ from gpu_admission.admission import Admission
 from gpu_admission.admission.block import LeaseContext
 from gpu_admission.admission.context import held_lease
 from gpu_admission.admission.lease import Lease
-from gpu_admission.errors import QueueFull, Rejected
+from gpu_admission.errors import Rejected
 from gpu_admission.serving.call import Call
-from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Estimate
 
 
@@ -48,11 +47,11 @@ class Funding:
                 yield holders[0].device
                 return
             if holders and not self._is_free(missing):
-                raise _not_free(missing)
+                raise self._no_room(calls, holders, size, missing)
             wait = 0 if holders else None
             async with self._own_lease(missing, wait) as lease:
                 if any(holder.device_index != lease.device_index for holder in holders):
-                    raise _not_free(missing)
+                    raise self._no_room(calls, holders, size, missing)
                 yield lease.device
 
     def _own_lease(self, missing: int, wait: float | None) -> LeaseContext:
@@ -63,6 +62,15 @@ class Funding:
         """Whether these bytes can be had now. Asking in vain counts as a client that was refused."""
         now = self._admission.snapshot()
         return now.mode != "enforce" or (missing <= now.available and not now.waiting)
+
+    def _no_room(self, calls: Sequence[Call], holders: Sequence[Lease], size: int, missing: int) -> Rejected:
+        """Why not; counted and complete where a caller gets it: several calls are run again in halves."""
+        entrance, is_last = self._admission.entrance, len(calls) == 1
+        least = size - sum(holder.bytes for holder in holders) if is_last else 0
+        rejected = entrance.no_more(size, missing, least, self._lane)
+        if is_last:
+            entrance.refused(rejected, lane=self._lane, route=self._route, needed=size)
+        return rejected
 
     def _keep(self, calls: Sequence[Call], stack: ExitStack) -> list[Lease]:
         """The callers' leases that are open, and stay so: a caller may leave while its item runs."""
@@ -88,8 +96,3 @@ class Funding:
         self._used[lease] -= share
         if not self._used[lease]:
             del self._used[lease]
-
-
-def _not_free(missing: int) -> Rejected:
-    detail = f"its batch needs {format_bytes(missing)} more than its request holds, and they are not free now"
-    return QueueFull("queue_full", detail, needed=missing)

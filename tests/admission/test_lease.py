@@ -14,7 +14,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from gpu_admission import Admission, Lease, QueueFull, Rejected, current_lease
+from gpu_admission import Admission, Lease, QueueFull, Rejected, TooLarge, current_lease
 from gpu_admission.admission.block import LeaseContext
 from gpu_admission.admission.context import held_lease
 from gpu_admission.types import Estimate
@@ -78,6 +78,18 @@ async def test_growing_never_waits() -> None:
     lease.release()
     other.release()
     assert admission.snapshot().peak == 100
+    assert is_at_rest(admission)
+
+
+async def test_growing_beyond_what_could_ever_be_held_is_too_large() -> None:
+    admission = budget()
+    lease = await hold(admission, 40)
+    with pytest.raises(TooLarge, match="needs 101 B and can never fit: capacity=100 B") as refused:
+        lease.resize(101)
+    assert (lease.bytes, refused.value.retry_after) == (40, None)
+    assert refused.value.headers is not None
+    assert refused.value.headers["X-GPU-Admission-Reason"] == "too_large"
+    lease.release()
     assert is_at_rest(admission)
 
 

@@ -19,6 +19,7 @@ from gpu_admission import Admission, GPUAdmission, Lane, Lease, Rejected, TooLar
 from gpu_admission.devices import FixedDevice
 from gpu_admission.estimators import Constant
 from gpu_admission.serving import Batcher, BatchEvent, batch_device
+from gpu_admission.types import Estimate
 from tests.serving.test_batcher import all_of, gather, turns
 
 pytestmark = pytest.mark.anyio
@@ -153,6 +154,11 @@ class Site:
         item = int(await request.body())
         return JSONResponse(await self.batcher(item))
 
+    async def answer(self, item: int) -> httpx.Response:
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.post("/", content=str(item))
+
     async def post(self, items: list[int]) -> list[Any]:
         transport = httpx.ASGITransport(self.app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -210,11 +216,48 @@ async def test_requests_with_and_without_a_lease_do_not_block_each_other() -> No
 
 
 async def test_an_item_dearer_than_its_request_is_refused_at_once_where_the_rest_is_not_free() -> None:
+    refused: list[tuple[str, str]] = []
     budget = admission(100, estimator=Constant(60), timeout=30)
-    site = Site(budget, cost=101, each=60)
+    budget.observe(lambda e: refused.append((e.route, e.reason)) if e.kind == "refused" else None)
+    site = Site(budget, cost=80, each=60, name="embed")
     with anyio.fail_after(10):
-        assert await site.post([1]) == [429]
+        other = await budget.entrance.acquire(Estimate(30))
+        answer = await site.answer(1)
+        other.release()
+    assert (answer.status_code, answer.headers["x-gpu-admission-reason"]) == (429, "queue_full")
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    assert "20 B more than its request holds" in answer.text
+    assert refused == [("batch embed", "queue_full")]
     assert budget.in_use == 0
+    assert await site.post([1]) == [1], "it fits once they are free"
+
+
+async def test_an_item_that_could_never_fit_beside_anything_is_too_large() -> None:
+    budget = admission(64, estimator=Constant(16))
+    site = Site(budget, cost=lambda item: item, each=0)
+    answer = await site.answer(100)
+    assert (answer.status_code, answer.headers["x-gpu-admission-reason"]) == (413, "too_large")
+    assert answer.headers["x-should-retry"] == "false"
+    assert "retry-after" not in answer.headers
+    assert "needs 100 B and can never fit: capacity=64 B" in answer.text
+    assert budget.in_use == 0
+
+
+async def test_an_item_whose_rest_could_never_fit_in_the_batchers_lane_is_too_large() -> None:
+    budget = admission(100, estimator=Constant(16), lanes=[Lane("web"), Lane("batch", limit=0.2)])
+    site = Site(budget, cost=lambda item: item, each=0, lane="batch")
+    assert await site.post([36]) == [36]
+    answer = await site.answer(37)
+    assert answer.status_code == 413
+    assert "needs 21 B and can never fit: lane 'batch': limit=20 B" in answer.text
+
+
+async def test_what_a_batch_could_never_hold_is_remembered_where_its_callers_hold_leases() -> None:
+    budget = admission(64, estimator=Constant(12), lanes=[Lane("web"), Lane("batch", limit=0.5)])
+    site = Site(budget, cost=20, each=0, lane="batch", max_items=4)
+    assert await site.post([1, 2, 3, 4]) == [1, 2, 3, 4]
+    assert all(event.bytes <= 64 for event in site.events if event.outcome == "ok")
+    assert set(budget.snapshot().counts) <= {"admitted"}, "what is run again in halves is not counted"
 
 
 async def test_a_caller_that_leaves_keeps_its_bytes_until_its_batch_has_ended() -> None:
