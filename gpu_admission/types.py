@@ -346,6 +346,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The processes that share the budget; empty where it is this process's own."""
     away: str | None = None
     """Why the shared budget can't be reached just now."""
+    settles: float | None = None
+    """Seconds until a shared budget that has begun anew lets anything start; ``None`` when it does."""
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""

@@ -36,6 +36,8 @@ class LockedLedger:
     """Whether ``change`` takes a ticket that waits, too."""
     away: str | None = None
     """Why the budget can't be reached just now."""
+    settles: float | None = None
+    """Seconds until a budget that has begun anew lets anything start."""
     where: str | None = None
     """Name of the budget, where several processes share it."""
 

@@ -70,6 +70,8 @@ class Refusals:
                 return self.too_large(ticket.bytes, ticket.lane)
             if trying is not None:
                 return self.closed(trying)
+            if (settles := self._locked.settles) is not None:
+                return self.settling(settles)
             return self.queue_full(ticket.lane, of_flow=not ledger.is_full(ticket.lane))
 
     def draining(self) -> Rejected:
@@ -87,6 +89,17 @@ class Refusals:
             f"{why}: see that what shared= names can be reached; shared_fallback={share:g} is the share that "
             "this process grants by itself meanwhile",
         )
+
+    def settling(self, seconds: float) -> Rejected:
+        """The budget that several processes share has just begun anew: nothing starts for ``seconds``."""
+        ttl = self._settings.lease_ttl
+        rejected = Unavailable(
+            "budget_unreachable",
+            f"the shared budget {self._locked.where} begins anew and grants nothing for another "
+            f"{seconds:.1f} s (lease_ttl={ttl:g} s), in which processes say what they hold",
+        )
+        rejected.retry_after = min(_LONGEST, max(1, math.ceil(seconds)))
+        return rejected
 
     def closed(self, verdict: Verdict) -> Rejected:
         rejected = Unavailable(

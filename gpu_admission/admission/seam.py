@@ -65,6 +65,11 @@ class Budget(Limited, Protocol):
         ...
 
     @property
+    def settles(self) -> float | None:
+        """Seconds until a shared budget that has begun anew lets anything start; ``None`` when it does."""
+        ...
+
+    @property
     def where(self) -> str | None:
         """Name of a shared budget."""
         ...

@@ -88,6 +88,10 @@ class Sharing:
     def away(self) -> str | None:
         return self._shared.away
 
+    @property
+    def settles(self) -> float | None:
+        return self._shared.settles
+
     def catch_up(self) -> None:
         if self.is_joined:
             self._shared.catch_up()

@@ -49,6 +49,7 @@ def snapshot_of(
             shared=locked.where,
             members=members,
             away=locked.away,
+            settles=locked.settles,
         )
 
 

@@ -141,16 +141,24 @@ class Waiting:
             rejected = self._why_not(ticket)
         elif state is not WAITING or self._locked.away:
             rejected = self._refusals.unreachable()
+        elif (settles := self._locked.settles) is not None:
+            rejected = self._refusals.settling(settles)
         else:
             rejected = self._refusals.timed_out(ticket, longest, setting)
         rejected.waited = ticket.waited_before + self._locked.now() - ticket.arrived
         return rejected
 
     def _refuse_early(self, ticket: Ticket, longest: float, setting: str) -> None:
-        """Refuse to queue for a device that is closed or being tried out, or for longer than allowed."""
+        """Refuse to queue for a device that is closed or being tried out, or for longer than allowed.
+
+        That a budget has begun anew is no forecast: until it grants, nothing can start.
+        """
         verdict = self._monitor.closed or self._monitor.trying or self._locked.closed_by_others()
         if verdict is not None:
             raise self._refusals.closed(verdict)
+        settles = self._locked.settles
+        if settles is not None and ticket.waited_before + settles > longest:
+            raise self._refusals.settling(settles)
         if not self._settings.refuse_early:
             return
         with self._locked as ledger:

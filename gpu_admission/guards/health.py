@@ -2,8 +2,9 @@
 
 Owns what is healthy and how it is told. Liveness is "this process answers", and stays well
 under any load: a monitor that kills for load makes it worse. Readiness fails only for
-what a restart or a drain would mend, and for a capacity that can't be measured; a busy, hot
-or shrunk device stays ready. Everything comes from one snapshot.
+what a restart or a drain would mend, for a capacity that can't be measured, and while a shared
+budget that has begun anew lets nothing start; a busy, hot or shrunk device stays ready.
+Everything comes from one snapshot.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class Health:
     """``/live`` and ``/ready`` of ``admission``: ``app.mount("/health", Health(admission))``.
 
     ``/live`` answers 200. ``/ready`` answers 200, or 503 while draining, when every device is
-    closed until restart, and while no device reports its memory: every request gets 503 then.
-    The answer has the readings, the ceilings and who lowered them.
+    closed until restart, while no device reports its memory, and until a shared budget that has
+    begun anew grants (``settles_seconds``): nothing can start then. The answer has the readings,
+    the ceilings and who lowered them.
     """
 
     def __init__(self, admission: Observed) -> None:
@@ -55,9 +57,10 @@ def readiness(snapshot: Snapshot) -> dict[str, Any]:
     out_of_order = bool(broken) and len(broken) == len(snapshot.devices)
     untold = [device.closed_by == "capacity" for device in snapshot.devices]
     unknown = bool(untold) and all(untold)
+    status = _status(snapshot.draining, out_of_order, unknown, settling=snapshot.settles is not None)
     return {
-        "ready": not (snapshot.draining or out_of_order or unknown),
-        "status": _status(snapshot.draining, out_of_order, unknown),
+        "ready": status == "ready",
+        "status": status,
         "mode": snapshot.mode,
         "capacity_bytes": snapshot.capacity,
         "ceiling_bytes": snapshot.ceiling,
@@ -65,17 +68,20 @@ def readiness(snapshot: Snapshot) -> dict[str, Any]:
         "running": snapshot.running,
         "waiting": snapshot.waiting,
         "closed_by": snapshot.closed_by,
+        "settles_seconds": snapshot.settles,
         "last_success_seconds": snapshot.last_success,
         "devices": [_device(device) for device in snapshot.devices],
     }
 
 
-def _status(draining: bool, out_of_order: bool, unknown: bool) -> str:
+def _status(draining: bool, out_of_order: bool, unknown: bool, *, settling: bool) -> str:
     if draining:
         return "draining"
     if out_of_order:
         return "restart needed"
-    return "capacity unknown" if unknown else "ready"
+    if unknown:
+        return "capacity unknown"
+    return "shared budget begins anew" if settling else "ready"
 
 
 def _device(device: DeviceSnapshot) -> Mapping[str, Any]:

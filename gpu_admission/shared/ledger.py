@@ -142,6 +142,13 @@ class SharedLedger:
         return self._member.away
 
     @property
+    def settles(self) -> float | None:
+        """Seconds until a log that has begun anew lets anything start; ``None`` when it does."""
+        with self.lock:
+            at = self._member.replica.settles
+            return None if at is None else max(0.0, at - self.now())
+
+    @property
     def leases_lost(self) -> int:
         """How many leases this process held when it was declared dead, and claimed again."""
         return self._member.leases_lost

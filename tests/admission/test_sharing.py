@@ -15,6 +15,7 @@ import pytest
 from gpu_admission import Admission, Lane, QueueFull, QueueTimeout, TooLarge, Unavailable
 from gpu_admission.admission.startline import start_line
 from gpu_admission.errors import ClientLeft
+from gpu_admission.guards.health import readiness
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.process import boot_seconds
 from gpu_admission.testing import FakeDevice, settle
@@ -312,6 +313,91 @@ async def test_one_that_is_cancelled_before_its_grant_came_back_holds_nothing() 
         log.deliver()
         log.deliver()
         assert admission.snapshot().in_use == 0
+
+
+# a log that has begun anew
+
+
+def begun_anew() -> tuple[MemoryHub, Admission]:
+    """A budget that grants nothing for ten seconds, as one on a Redis that was empty."""
+    place = hub()
+    place.open(10.0)
+    return place, on(MemoryLog(place), timeout=2.0)
+
+
+def says_when_it_grants(admission: Admission, refused: Unavailable) -> None:
+    admission.entrance.refused(refused)
+    assert (refused.reason, refused.status) == ("budget_unreachable", 503)
+    assert "the shared budget memory begins anew and grants nothing for another " in refused.detail
+    assert "(lease_ttl=10 s)" in refused.detail
+    assert 1 <= (refused.retry_after or 0) <= 10
+
+
+async def test_one_that_can_not_wait_until_a_new_budget_grants_is_told_so_at_once() -> None:
+    _, admission = begun_anew()
+    async with Pair(admission, on(None)):
+        with pytest.raises(Unavailable) as refused:
+            await admission.entrance.acquire(Estimate(10))
+        says_when_it_grants(admission, refused.value)
+        assert refused.value.waited < 2.0
+        seconds = float(refused.value.detail.partition("another ")[2].partition(" s")[0])
+        assert refused.value.retry_after in (math.ceil(seconds), math.ceil(seconds) + 1)
+        assert admission.snapshot().waiting == 0
+
+
+async def test_what_can_never_fit_a_new_budget_is_refused_for_that() -> None:
+    _, admission = begun_anew()
+    async with Pair(admission, on(None)):
+        with pytest.raises(TooLarge):
+            await admission.entrance.acquire(Estimate(101))
+
+
+async def test_a_new_budget_in_which_nobody_may_wait_says_that_it_is_new() -> None:
+    place = hub()
+    place.open(10.0)
+    admission = on(MemoryLog(place), max_waiting=0)
+    async with Pair(admission, on(None)):
+        with pytest.raises(Unavailable) as refused:
+            await admission.entrance.acquire(Estimate(10))
+        says_when_it_grants(admission, refused.value)
+
+
+async def test_one_whose_time_is_up_after_the_budget_began_anew_is_told_so() -> None:
+    place = hub()
+    log = MemoryLog(place)
+    admission = on(log)
+    async with Pair(admission, on(None)), anyio.create_task_group() as group:
+        lease = await admission.entrance.acquire(Estimate(100))
+
+        async def ask() -> None:
+            with pytest.raises(Unavailable) as refused:
+                await admission.entrance.acquire(Estimate(10), timeout=0.5)
+            says_when_it_grants(admission, refused.value)
+            lease.release()
+
+        group.start_soon(ask)
+        await until_waiting(admission, 1)
+        place.lose()
+        log.catch_up()
+
+
+async def test_one_that_may_wait_so_long_starts_when_a_new_budget_grants() -> None:
+    place = hub()
+    place.open(0.2)
+    admission = on(MemoryLog(place))
+    async with Pair(admission, on(None)), admission.lease(10) as lease:
+        assert lease.waited > 0
+        assert admission.snapshot().settles is None
+
+
+async def test_a_process_is_not_ready_until_a_new_budget_grants() -> None:
+    _, admission = begun_anew()
+    async with Pair(admission, on(None)):
+        snapshot = admission.snapshot()
+        report = readiness(snapshot)
+        assert snapshot.away is None
+        assert 0 < report["settles_seconds"] <= 10
+        assert (report["ready"], report["status"]) == (False, "shared budget begins anew")
 
 
 # settings

@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 from gpu_admission import Admission, Rejected, Unavailable
+from gpu_admission.guards.health import readiness
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.types import Estimate
 from tests.shared.proxy import Proxy
@@ -81,6 +82,21 @@ async def test_n_24_what_was_evicted_is_not_known_and_never_taken_for_empty(serv
         late = await second.entrance.acquire(Estimate(60))
         await until(lambda: first.snapshot().in_use == 60)
         late.release()
+
+
+async def test_the_first_start_on_an_empty_server_says_that_it_grants_nothing_yet(server: Server) -> None:
+    admission = on(server, lease_ttl=10.0, timeout=2.0)
+    await admission.startup.begin()
+    try:
+        said = await refused(admission, 60, 2.0)
+        assert said is not None
+        admission.entrance.refused(said)
+        assert (said.reason, said.status, admission.snapshot().in_use) == ("budget_unreachable", 503, 0)
+        assert f"{admission.locked.where} begins anew and grants nothing for another" in said.detail
+        assert 7 <= (said.retry_after or 0) <= 10
+        assert not readiness(admission.snapshot())["ready"]
+    finally:
+        await admission.aclose()
 
 
 async def test_n_24_a_server_that_may_evict_the_budget_is_warned_of_once_at_start(

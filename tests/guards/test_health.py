@@ -88,6 +88,7 @@ async def test_a_busy_closed_or_unread_device_stays_ready() -> None:
     [
         (Admission(device(), draining=True), "draining"),
         (Admission(device(restart_only=True)), "restart needed"),
+        (Admission(device(), draining=True, settles=4.0), "draining"),
         (Admission(device(restart_only=True), device(restart_only=True)), "restart needed"),
     ],
 )
@@ -97,6 +98,12 @@ async def test_ready_fails_for_what_a_restart_or_a_drain_would_mend(
     answer = await get(admission, "/health/ready")
     assert answer.status_code == 503
     assert (answer.json()["ready"], answer.json()["status"]) == (False, status)
+
+
+async def test_ready_fails_until_a_shared_budget_that_began_anew_grants() -> None:
+    answer = await get(Admission(device(), settles=7.5), "/health/ready")
+    assert answer.status_code == 503
+    assert (answer.json()["status"], answer.json()["settles_seconds"]) == ("shared budget begins anew", 7.5)
 
 
 async def test_one_broken_card_of_two_leaves_the_service_ready() -> None:

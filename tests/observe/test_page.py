@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import subprocess
 import sys
 import threading
@@ -268,6 +269,18 @@ def test_a_closed_device_is_told_in_words_and_announced(service: Service, page: 
     service.admission.drain()
     page.wait_for(f"{state} === 'Draining: nobody is let in.'", limit=1.0)
     assert page.evaluate("document.getElementById('state').getAttribute('role')") == "status"
+
+
+def test_a_shared_budget_that_begins_anew_is_told_in_words(tmp_path: Path) -> None:
+    place = tmp_path / "gpu0"
+    service, path = Service(place), program("chromium", "chromium-browser", "google-chrome")
+    state = "document.getElementById('state').textContent"
+    with chromium(path, tmp_path / "profile") as browser, service.running() as address:
+        browser.open(address)
+        browser.wait_for(f"{state} === 'Open: requests start when they fit.'")
+        shutil.rmtree(place)
+        browser.wait_for(f"{state}.startsWith('The shared budget begins anew: it lets nothing start for')")
+        service.batch_may_end.set()
 
 
 def test_a_lowered_ceiling_is_shown_with_who_set_it_and_why(service: Service, page: Browser) -> None:

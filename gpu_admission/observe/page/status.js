@@ -7,7 +7,7 @@
     body_too_large: "its body is above max_body_bytes",
     body_timeout: "its body came too slowly",
     queue_full: "max_waiting requests waited already",
-    budget_unreachable: "the shared budget did not answer",
+    budget_unreachable: "the shared budget did not answer, or begins anew",
     queue_timeout: "not enough was free within its timeout",
     deadline: "not enough was free within the client's deadline",
     gpu_unavailable: "a guard lets nothing start",
@@ -93,6 +93,7 @@
     if (state.draining) return ["bad", "Draining: nobody is let in."];
     if (state.mode === "off") return ["warn", "Off: every request passes."];
     if (closed.length) return ["bad", `${closed[0].name} is closed by ${closed[0].closed_by}: ${closed[0].reason}.${restart}`];
+    if (state.settles != null) return ["warn", `The shared budget begins anew: it lets nothing start for another ${seconds(state.settles)}.`];
     if (!state.capacity) return ["warn", "The capacity is not measured yet."];
     if (lowered.length) return ["warn", `${lowered[0].name} is limited by ${lowered[0].closed_by}: ${lowered[0].reason}.`];
     if (state.mode === "shadow") return ["warn", "Shadow mode: it only watches, nobody is refused."];
