@@ -38,7 +38,7 @@ _FIRST_LOOK, _LAST_LOOK = 0.05, 5.0
 class LeaseContext:
     """A lease for the block, or a part of the one that the request holds already. For one block."""
 
-    __slots__ = ("_asked", "_entered", "_entrance", "_estimate", "_held", "_own", "_ticket")
+    __slots__ = ("_asked", "_entered", "_entrance", "_estimate", "_held", "_own", "_ticket", "for_itself")
 
     def __init__(
         self, entrance: Entrance, estimate: Estimate, *, own: bool = False, **asked: Unpack[Asked]
@@ -46,6 +46,8 @@ class LeaseContext:
         self._entrance = entrance
         self._estimate = estimate
         self._own = own
+        self.for_itself = _FOR_ITSELF
+        """What a task is told that would wait for itself: in the words of whatever made this."""
         self._asked: Asked = {"route": _ROUTE, "queued": self._waits, **asked}
         self._entered = False
         self._held: Lease | Block | None = None
@@ -89,7 +91,7 @@ class LeaseContext:
             asked: Asked = {**self._asked, "gone": self._awaited}
             return await self._entrance.acquire(self._estimate, **asked)
         except ClientLeft:
-            raise RuntimeError(_FOR_ITSELF) from None
+            raise RuntimeError(self.for_itself) from None
 
     async def _awaited(self) -> None:
         """Return once the request that started this task waits for it, which may begin at any time."""
@@ -109,7 +111,7 @@ class LeaseContext:
         issuer = self._entrance.issuer
         if self._own:
             if would_wait_for_itself(issuer):
-                raise RuntimeError(_FOR_ITSELF)
+                raise RuntimeError(self.for_itself)
             return None
         holder = holder_of(issuer)
         if holder is None:

@@ -12,6 +12,12 @@ from gpu_admission.admission import Admission
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 
+_FOR_ITSELF = (
+    "job(...) waits in the queue, and this task, or the one that waits for it to end, holds bytes of the "
+    "same budget: it would wait for itself. Enter it in a task that nothing waits for; for a step of the "
+    "request itself take admission.lease(...), which is a part of what the request holds"
+)
+
 State: TypeAlias = Literal["waiting", "running", "done", "refused", "failed", "stopped"]
 
 
@@ -42,6 +48,7 @@ class Job:
         self.error = ""
         """Why it was refused, or the class of the exception that its work has raised."""
         self._context = admission.lease(size, own=True, **asked)
+        self._context.for_itself = _FOR_ITSELF
 
     @property
     def place(self) -> int | None:
