@@ -15,6 +15,12 @@ from __future__ import annotations
 
 from starlette.exceptions import HTTPException
 
+REASONS = (
+    *("too_large", "body_too_large", "body_too_complex", "queue_full", "queue_timeout", "deadline"),
+    *("gpu_unavailable", "draining", "budget_unreachable", "unreadable_body", "body_timeout"),
+)
+"""Each ``Rejected.reason`` that there is."""
+
 
 class AdmissionError(Exception):
     """Any error of this package."""

@@ -103,6 +103,12 @@ class Families:
             ("budget", "route", "lane", "outcome", "reason"),
             registry=self._registry,
         )
+        self.refusals = Counter(
+            "gpu_admission_refusals",
+            "Refused requests by their reason; each series begins at 0.",
+            ("budget", "reason"),
+            registry=self._registry,
+        )
         self.leases_ended = Counter(
             "gpu_admission_leases_ended",
             "Leases by how their work ended: ok, error, oom, fault or client.",

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from gpu_admission.errors import REASONS
 from gpu_admission.observe.backlog import Backlog
 from gpu_admission.observe.families import Families
 from gpu_admission.observe.speaker import running_here, speaks_for, without_totals
@@ -45,6 +46,7 @@ class Metrics:
         self._seen: dict[tuple[str, ...], Callable[[float], None]] = {}
         self._routes: dict[str, str] = {"*": "unmatched"}
         self._guards: set[tuple[str, str]] = set()
+        self._is_prepared = False
 
     def watch(self, admission: Admission) -> None:
         """Called by the admission that it observes."""
@@ -65,10 +67,10 @@ class Metrics:
 
     def _work(self, events: Sequence[Event]) -> None:
         counts: Counter[tuple[str, ...]] = Counter()
+        self._prepare()
         for event in events:
             if event.kind == "started":
                 self._families.works(self._name, self)
-                self._prepare()
             self._count(event, counts)
         for key, times in counts.items():
             self._child(key, "inc")(times)
@@ -79,6 +81,11 @@ class Metrics:
 
     def _prepare(self) -> None:
         """Counters that alerts look at begin at 0, so that even the first increase is seen."""
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        for reason in REASONS:
+            self._child(("refusals", reason), "inc")
         self._families.leases_lost.labels(self._name)
         for lane in self._admission.lane_names:
             for outcome in _OUTCOMES:
@@ -92,6 +99,8 @@ class Metrics:
             self._count_actual(event, counts)
         elif kind not in ("started", "resized"):
             counts["requests", self._route(event.route), lane, kind, event.reason] += 1
+            if kind == "refused":
+                counts["refusals", event.reason] += 1
             if kind in ("admitted", "shadow"):
                 self._child(("wait", lane), "observe")(event.waited)
                 self._child(("estimate", lane), "observe")(event.bytes)

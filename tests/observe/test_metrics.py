@@ -7,6 +7,8 @@ import importlib
 import itertools
 import logging
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,6 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 import gpu_admission.observe.families
 from gpu_admission import Admission, DeviceReading, Estimate, GPUAdmission, Lane, QueueFull, TooLarge
 from gpu_admission.devices import FixedDevice
+from gpu_admission.errors import REASONS
 from gpu_admission.observe import Metrics
 from gpu_admission.observe.families import Families
 from gpu_admission.types import DeviceSnapshot, Message, Receive, Scope, Send
@@ -95,6 +98,27 @@ async def test_the_first_failure_is_an_increase(registry: CollectorRegistry) -> 
     for outcome in ("ok", "error", "oom", "fault", "client"):
         assert value(registry, "leases_ended_total", lane="default", outcome=outcome) == 0
     assert value(registry, "leases_lost_total") == 0
+
+
+@pytest.mark.anyio
+async def test_the_first_refusals_of_a_reason_are_an_increase_since_the_first_scrape(
+    registry: CollectorRegistry,
+) -> None:
+    admission = observed(registry)
+    for reason in REASONS:
+        assert value(registry, "refusals_total", reason=reason) == 0, "before any request has come"
+    for _ in range(5):
+        with pytest.raises(TooLarge):
+            await admission.lease("21GiB").__aenter__()
+    assert value(registry, "refusals_total", reason="too_large") == 5
+    assert value(registry, "refusals_total", reason="queue_full") == 0
+
+
+def test_each_reason_of_the_readmes_table_begins_at_zero() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("| reason | status |")[2].partition("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(REASONS)
 
 
 def test_a_shadow_request_counts_with_what_would_have_become_of_it(registry: CollectorRegistry) -> None:
