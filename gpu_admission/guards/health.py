@@ -32,8 +32,9 @@ class Health:
 
     ``/live`` answers 200. ``/ready`` answers 200, or 503 while draining, when every device is
     closed until restart, while no device reports its memory, and until a shared budget that has
-    begun anew grants (``settles_seconds``): nothing can start then. The answer has the readings,
-    the ceilings and who lowered them.
+    begun anew grants (``settles_seconds``): nothing can start then. The answer has the readings
+    and ceilings, ``closed_by`` where nothing may start, and ``lowered_by`` where less than the
+    capacity may be held.
     """
 
     def __init__(self, admission: Observed) -> None:
@@ -67,7 +68,7 @@ def readiness(snapshot: Snapshot) -> dict[str, Any]:
         "in_use_bytes": snapshot.in_use,
         "running": snapshot.running,
         "waiting": snapshot.waiting,
-        "closed_by": snapshot.closed_by,
+        **_by(snapshot.closed_by, is_closed=snapshot.draining or not snapshot.ceiling),
         "settles_seconds": snapshot.settles,
         "last_success_seconds": snapshot.last_success,
         "devices": [_device(device) for device in snapshot.devices],
@@ -84,6 +85,11 @@ def _status(draining: bool, out_of_order: bool, unknown: bool, *, settling: bool
     return "shared budget begins anew" if settling else "ready"
 
 
+def _by(guard: str | None, *, is_closed: bool) -> Mapping[str, str | None]:
+    """Who lets nothing start, or who lets less be held than the capacity."""
+    return {"closed_by": guard if is_closed else None, "lowered_by": None if is_closed else guard}
+
+
 def _device(device: DeviceSnapshot) -> Mapping[str, Any]:
     reading = device.reading
     return {
@@ -91,7 +97,7 @@ def _device(device: DeviceSnapshot) -> Mapping[str, Any]:
         "capacity_bytes": device.capacity,
         "in_use_bytes": device.in_use,
         "ceiling_bytes": device.ceiling,
-        "closed_by": device.closed_by,
+        **_by(device.closed_by, is_closed=device.ceiling == 0 or device.restart_only),
         "reason": device.reason,
         "restart_needed": device.restart_only,
         "reading_age_seconds": device.reading_age,
