@@ -26,11 +26,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     task: str = "generate"
     """``generate``, ``embed``, ``rerank``, ``image``, ``video``, ``transcribe``, ``speech`` or ``infer``."""
     prompt_tokens: int = 0
-    """Tokens of the longest prompt (row), special and template tokens included."""
+    """Tokens of the longest prompt (row), special tokens included; for a chat's template there is an
+    allowance."""
     total_prompt_tokens: int = 0
     """Sum over the distinct prompts; 0 = one prompt (then it is ``prompt_tokens``)."""
     new_tokens: int = 0
-    """The most new tokens that each sequence may have."""
+    """The most new tokens that each sequence may have; the dialect's ``default_new_tokens`` where the body
+    names no limit (then ``defaulted`` says so)."""
     sequences: int = 1
     """Rows that run at once: prompts x choices (n, best_of, beams, batch size, documents)."""
     beams: int = 1

@@ -27,6 +27,8 @@ _DERIVED: Mapping[str, Feature] = {
 }
 _READ = ("steps", "n_iter", "scripts", "tensors", "largest_tensor_bytes")
 """What the dialects of this package put in ``Workload.features``."""
+KNOWN: tuple[str, ...] = (*SIZES, *_DERIVED, *_READ)
+"""Every feature that is called by its bare name; ``Linear``'s docstring says what each is."""
 _OWN = "features."
 _OF_ALL = frozenset(
     (
@@ -56,9 +58,9 @@ def feature(name: str) -> Feature:
         reader: Feature = attrgetter(name)
         return reader
     own = name.removeprefix(_OWN)
-    if own == name and name not in _DERIVED and name not in _READ:
+    if own == name and name not in KNOWN:
         raise ValueError(
-            f"{name!r} is not a feature: known are {', '.join((*SIZES, *_DERIVED, *_READ))}; "
+            f"{name!r} is not a feature: known are {', '.join(KNOWN)}; "
             f"a number that your dialect reads is written {_OWN + name!r}"
         )
     return _named(own, _DERIVED.get(name))
@@ -66,7 +68,7 @@ def feature(name: str) -> Feature:
 
 def written(name: str) -> str:
     """The feature that a dialect calls ``name``: with its prefix where it needs one."""
-    return name if name in (*SIZES, *_DERIVED, *_READ) or name.startswith(_OWN) else _OWN + name
+    return name if name in KNOWN or name.startswith(_OWN) else _OWN + name
 
 
 def product(term: str) -> tuple[Feature, ...]:

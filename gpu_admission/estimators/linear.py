@@ -51,7 +51,7 @@ _SHOWN = 1e300
 
 class Linear:
     """``constant + sum(coefficient x feature)``, with features such as ``"prompt_tokens"`` and
-    products such as ``"prompt_tokens*sequences"``; see ``features.feature`` for the names.
+    products such as ``"prompt_tokens*sequences"``; the names are below.
 
     Each sequence (``n``, ``best_of``, a batch) costs the terms anew. Where a term names
     ``sequences``, the terms are taken as they stand: ``{"tokens": 5, "sequences": 0}`` costs the
@@ -61,6 +61,35 @@ class Linear:
     ``"0.11MiB"``; none is negative, so that more never costs less. A product of ints is exact.
     ``error`` comes from ``fit``; a request beyond its rows gets a note, and with ``strict`` it is
     refused (2**62 bytes: it fits nowhere).
+
+    The features, read from the body by the dialect of the path::
+
+        prompt_tokens         of the longest prompt, template included: a chat is charged 8 for each
+                              message and 40 once for it
+        new_tokens            the most that each sequence may generate
+        sequences             rows that run at once: prompts x choices (n, best_of, beams, batch)
+        beams                 beam width, which is multiplied into sequences already
+        width                 of the largest picture or video that is made, in pixels
+        height                its height
+        frames                of the video that is made
+        audio_seconds         of the audio that is sent, in seconds
+        tensor_bytes          of the input tensors of an inference call (KServe), in bytes
+        context               tokens of context that the server has to load (Ollama's num_ctx)
+        total_prompt_tokens   of all distinct prompts together
+        tokens                prompt_tokens + new_tokens
+        pixels                width x height
+        images                how many input pictures
+        steps                 of denoising (Stable Diffusion web UI)
+        n_iter                batches that are made one after the other (the same)
+        scripts               how many alwayson_scripts (the same)
+        tensors               how many input tensors (KServe)
+        largest_tensor_bytes  of the largest of them, in bytes
+        features.NAME         a number of your own: ``Fields(features={"NAME": "its.path"})``
+
+    A request that names no limit is charged its dialect's ``default_new_tokens`` (1,024; SGLang: 128;
+    OpenAI's plain completions: ``completion_new_tokens``, 16), and a note of the estimate says so. Set
+    it with the setting ``dialect``: ``dialect=OpenAI(default_new_tokens=512)``, from
+    ``gpu_admission.workloads``.
     """
 
     def __init__(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_admission.estimators import Linear
-from gpu_admission.estimators.features import workload_of
+from gpu_admission.estimators.features import KNOWN, feature, workload_of
 from gpu_admission.sizes import MAX_BYTES
 from gpu_admission.types import Workload
+from gpu_admission.workloads import OpenAI, SGLang
+from gpu_admission.workloads.content import MESSAGE_TOKENS, TEMPLATE_TOKENS
 from tests.estimators.published import table
 
 GB = 10**9
@@ -211,6 +215,20 @@ class TestSequences:
 
 
 class TestNames:
+    def test_help_says_what_each_feature_is(self) -> None:
+        described = re.findall(r"^    ([a-z_]+)  +\S", inspect.getdoc(Linear) or "", re.MULTILINE)
+        assert tuple(described) == KNOWN
+        for name in described:
+            assert feature(name) is not None
+
+    def test_help_says_what_is_charged_for_a_template_and_without_a_limit(self) -> None:
+        told = " ".join((Linear.__doc__ or "").split())
+        assert f"{MESSAGE_TOKENS} for each message and {TEMPLATE_TOKENS} once" in told
+        openai, sglang = (inspect.signature(dialect).parameters for dialect in (OpenAI, SGLang))
+        usual, plain = openai["default_new_tokens"].default, openai["completion_new_tokens"].default
+        assert f"``default_new_tokens`` ({usual:,}; SGLang: {sglang['default_new_tokens'].default};" in told
+        assert f"``completion_new_tokens``, {plain})" in told
+
     def test_an_unknown_feature_is_refused_with_the_known_ones(self) -> None:
         said = r"'promt_tokens' is not a feature: .*prompt_tokens"
         with pytest.raises(ValueError, match=said):
