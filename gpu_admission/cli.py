@@ -39,13 +39,20 @@ COMMANDS: Final = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; its exit status. Wrong usage raises ``SystemExit(2)``, as argparse does."""
-    options = _parser().parse_args(arguments)
-    module, _ = COMMANDS[options.command]
     try:
-        status: int = import_module(module).main(options.arguments)
+        return _run(arguments)
     except BrokenPipeError:  # what reads the output has seen enough, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the end of the process complains
         return 0
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        options = _parser().parse_args(arguments)
+        module, _ = COMMANDS[options.command]
+        status: int = import_module(module).main(options.arguments)
+    finally:
+        sys.stdout.flush()  # here a reader that is gone is noticed, and no failure
     return status
 
 

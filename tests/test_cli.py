@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
@@ -54,6 +55,21 @@ def test_help_loads_no_heavy_library() -> None:
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("arguments", [["plan", "--model", "x"], ["calibrate", "a:b"], ["replay", "x.csv"]])
+def test_a_reader_that_has_gone_is_no_failure_of_a_command(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = import_module(cli.COMMANDS[arguments[0]][0])
+
+    def gone(*_: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(command, "Terminal", gone)
+    with pytest.raises(BrokenPipeError):
+        command.main(arguments[1:])
+    assert not capsys.readouterr().err
 
 
 _MANY_LINES = """

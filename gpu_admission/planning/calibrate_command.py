@@ -48,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
         return _failed("a server needs httpx: pip install httpx")
     try:
         return _run(options, Terminal(), Terminal(sys.stderr))
+    except BrokenPipeError:  # the reader has seen enough: no failure, and the caller ends quietly
+        raise
     except (OSError, ValueError, RuntimeError) as error:
         return _failed(str(error))
     except KeyboardInterrupt:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from gpu_admission.planning.trace import read_tokens
 
+PLAYED = 4_000
+"""Requests of a mix that come at a rate, and of a trace in each step of a search."""
 MOST = 20_000
 """How many requests of a trace are played, counted from the first."""
 _PART = re.compile(r"\s*(?:(\d{1,7})\s*x\s*)?(\d{1,7})\s*\+\s*(\d{1,7})\s*")
@@ -93,13 +95,14 @@ def at_once(parts: Sequence[Part], *, seed: int = 0) -> Demand:
     )
 
 
-def at_rate(parts: Sequence[Part], rate: float, *, count: int = 4000, seed: int = 0) -> Demand:
-    """``count`` independent requests drawn from the mix, on average ``rate`` a second."""
+def at_rate(parts: Sequence[Part], rate: float, *, count: int = PLAYED, seed: int = 0) -> Demand:
+    """``count`` independent requests drawn from the mix, ``rate`` a second over all of their time."""
     chance = random.Random(seed)
     drawn = chance.choices(parts, [part.count for part in parts], k=count)
-    gaps = (chance.expovariate(rate) for _ in drawn)
+    arrivals = list(itertools.accumulate(chance.expovariate(rate) for _ in drawn))
+    slower = count / rate / arrivals[-1]
     return Demand(
-        arrivals=list(itertools.accumulate(gaps)),
+        arrivals=[arrival * slower for arrival in arrivals],
         prompts=[part.prompt for part in drawn],
         news=[part.new for part in drawn],
         says=f"{_mixed(parts)}, {rate:g} a second (Poisson)",

@@ -18,6 +18,7 @@ import msgspec
 from gpu_admission.estimators import KVCache, ModelConfig, TransformersLM
 from gpu_admission.planning.demand import Demand
 from gpu_admission.planning.roofline import Roofline
+from gpu_admission.planning.steady import Steady
 from gpu_admission.types import Estimate, Workload
 
 GIB = 2**30
@@ -68,12 +69,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The worst, the 95 % quantile and the mean."""
     slots: int
     """The safe N of a semaphore: capacity over the largest request."""
+    load_limit: float
+    """Requests a second that the card can answer in the long run, of those that fit."""
     notes: Sequence[str] = ()
-
-    @property
-    def load_limit(self) -> float:
-        """Requests a second of the mean size that the card can answer in the long run."""
-        return self.sizes[-1].requests_per_second
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +110,7 @@ def make_plan(
         per_prompt_token=0 if card.engine.pool else computing.plan.activations,
         sizes=_sizes(card, demand, charged, capacity),
         slots=capacity // worst,
+        load_limit=_long_run(card, demand, charged, capacity),
         notes=_notes(demand, charged, capacity),
     )
 
@@ -170,6 +169,14 @@ def _size(card: Roofline, name: str, prompt: int, new: int, size: int, capacity:
         requests_per_second=1 / each if count else 0.0,
         seconds=each * count,
     )
+
+
+def _long_run(card: Roofline, demand: Demand, charged: Sequence[int], capacity: int) -> float:
+    fits = [i for i, size in enumerate(charged) if size <= capacity]
+    if not fits:
+        return 0.0
+    rows = [(demand.prompts[i], demand.news[i]) for i in fits]
+    return Steady.of(card, rows, [charged[i] for i in fits]).rate(capacity)
 
 
 def _notes(demand: Demand, charged: Sequence[int], capacity: int) -> Sequence[str]:

@@ -15,7 +15,7 @@ import msgspec
 
 from gpu_admission.devices import discover
 from gpu_admission.estimators import Linear, ModelConfig
-from gpu_admission.planning.demand import Demand, Part, at_once, at_rate, from_trace, parse_mix
+from gpu_admission.planning.demand import PLAYED, Demand, Part, at_once, at_rate, from_trace, parse_mix
 from gpu_admission.planning.gpus import Gpu, find_gpu, gpus
 from gpu_admission.planning.options import count, new_file, not_negative, positive, share, size
 from gpu_admission.planning.plan import Memory, Plan, Sized, charges, estimator_for, make_plan, settings
@@ -25,14 +25,16 @@ from gpu_admission.planning.plan_report import (
     load_table,
     memory_table,
     patience,
+    played_notes,
     played_table,
     promised,
     sentences,
     size_table,
+    what_to_change,
 )
 from gpu_admission.planning.roofline import Engine, Roofline, engines, roofline_of
 from gpu_admission.planning.terminal import Terminal
-from gpu_admission.planning.waiting import STEPS, Played, Setting, Slo, largest_load
+from gpu_admission.planning.waiting import STEPS, SUSTAINED, Played, Setting, Slo, largest_load
 from gpu_admission.planning.weights import Weights, weights_of
 
 _DESCRIPTION = """
@@ -42,8 +44,6 @@ a roofline. Without --gpu it plans for this machine's card, or with --slo finds 
 """
 _LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0)
 OVERLOAD = 1.2
-_SEARCHED = 3_000
-"""Requests played in each step of a search."""
 
 _Add: TypeAlias = Callable[..., object]
 
@@ -74,6 +74,8 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         _run(options, Terminal(), Terminal(sys.stderr))
+    except BrokenPipeError:  # the reader has seen enough: no failure, and the caller ends quietly
+        raise
     except (OSError, ValueError) as error:
         print(f"gpu-admission plan: {error}", file=sys.stderr)
         return 2
@@ -94,7 +96,8 @@ def _parser() -> argparse.ArgumentParser:
         "--slo",
         type=_slo,
         metavar="'p95<5s'",
-        help="the smallest card, or the largest load, that keeps it",
+        help="the smallest card, or the largest load, that keeps it: of the waits in the queue, until work "
+        "begins; 'answer p95<20s' is of the times until the answer is complete",
     )
     add("--html", type=new_file, metavar="FILE", help="write the plan there too, with plots")
     _asked(parser.add_argument_group("what is asked").add_argument)
@@ -258,9 +261,8 @@ def _report(options: argparse.Namespace, model: Model, plan: Plan, demand: Deman
     return Report(
         title=f"{kind} on {plan.card.gpu.name} under {plan.card.engine.name}",
         plan=plan,
-        asked=demand.says,
+        demand=demand,
         played=played,
-        at_once=demand.at_once,
         by_load=by_load,
         promise=promise,
         settings=settings(
@@ -273,7 +275,7 @@ def _compared(setting: Setting, plan: Plan, demand: Demand) -> Sequence[Played]:
     """The safe semaphore and the budget: at the given load, and overloaded too if that load has a limit."""
     rows = [(demand, "")]
     if not demand.at_once:
-        short = demand.first(_SEARCHED)
+        short = demand.first(PLAYED)
         rows.append((short.faster(OVERLOAD * plan.load_limit / short.rate), f" at {OVERLOAD:g} x the limit"))
     slots = max(1, plan.slots)
     ways = ((slots, f"Semaphore({slots})"), (None, "budget of bytes"))
@@ -300,11 +302,10 @@ def _by_load(
 def _promise(options: argparse.Namespace, model: Model, plan: Plan, demand: Demand, err: Terminal) -> str:
     if demand.at_once:
         demand = at_rate(options.mix, plan.load_limit)
-    demand = demand.first(_SEARCHED)
+    demand = demand.first(PLAYED)
+    setting, most = _setting(options, model, plan, demand), SUSTAINED * plan.load_limit
     with err.progress("searching the largest load", STEPS) as step:
-        rate = largest_load(
-            _setting(options, model, plan, demand), demand, options.slo, most=2 * plan.load_limit, said=step
-        )
+        rate = largest_load(setting, demand, options.slo, most=most, said=step)
     return promised(options.slo, rate, plan)
 
 
@@ -321,7 +322,10 @@ def _smallest(options: argparse.Namespace, model: Model, err: Terminal) -> tuple
             found = _tried(options, model, gpu)
             if found is not None:
                 return found
-    raise ValueError(f"no card of the table keeps {options.slo} for {_demand(options).says}")
+    raise ValueError(
+        f"no card of the table keeps {options.slo} for {_demand(options).says}: "
+        f"{what_to_change(_engine(options))}"
+    )
 
 
 def _tried(options: argparse.Namespace, model: Model, gpu: Gpu) -> tuple[Plan, Demand] | None:
@@ -329,8 +333,8 @@ def _tried(options: argparse.Namespace, model: Model, gpu: Gpu) -> tuple[Plan, D
         plan, demand = _plan(options, model, gpu)
     except ValueError:
         return None  # the weights alone are too large for it
-    short = demand.first(_SEARCHED)
-    if not plan.slots or demand.rate > OVERLOAD * plan.load_limit:
+    short = demand.first(PLAYED)
+    if not plan.slots or demand.rate > SUSTAINED * plan.load_limit:
         return None
     kept = options.slo.kept(_setting(options, model, plan, short).play(short))
     return (plan, demand) if kept else None
@@ -338,13 +342,15 @@ def _tried(options: argparse.Namespace, model: Model, gpu: Gpu) -> tuple[Plan, D
 
 def _show(report: Report, out: Terminal) -> None:
     out.line(report.title, style="bold")
-    out.line(f"asked: {report.asked}")
+    out.line(f"asked: {report.demand.says}")
     out.heading("Memory")
     out.table(memory_table(report.plan))
     out.heading("How many at once")
     out.table(size_table(report.plan))
     out.heading("Played")
     out.table(played_table(report))
+    for text in played_notes(report):
+        out.line(text)
     if report.by_load:
         out.heading("Which wait to expect")
         out.table(load_table(report))

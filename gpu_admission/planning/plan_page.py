@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from gpu_admission.planning.chart import Series, line_chart, part_bar, style
@@ -10,6 +10,7 @@ from gpu_admission.planning.plan_report import (
     Report,
     load_table,
     memory_table,
+    played_notes,
     played_table,
     sentences,
     size_table,
@@ -27,13 +28,18 @@ def page(report: Report) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
         f"<title>{escape(report.title)}</title><style>{style()}</style></head><body>\n<main>"
-        f"<h1>{escape(report.title)}</h1>\n<p>Asked: {escape(report.asked)}.</p>\n"
+        f"<h1>{escape(report.title)}</h1>\n<p>Asked: {escape(report.demand.says)}.</p>\n"
         f"<h2>Memory</h2>\n{_memory(report)}{_table(memory_table(report.plan))}"
         f"<h2>How many at once</h2>\n{_table(size_table(report.plan))}"
-        f"<h2>Played</h2>\n{_table(played_table(report))}{_use(report.played)}{_loads(report)}"
-        f"<h2>What it rests on</h2>\n{''.join(f'<p>{escape(text)}</p>' for text in sentences(report))}"
+        f"<h2>Played</h2>\n{_table(played_table(report))}"
+        f"{_lines(played_notes(report))}{_use(report.played)}{_loads(report)}"
+        f"<h2>What it rests on</h2>\n{_lines(sentences(report))}"
         f"{_promise(report)}<h2>Settings</h2>\n<pre>{escape(report.settings)}</pre></main></body></html>\n"
     )
+
+
+def _lines(texts: Iterable[str]) -> str:
+    return "".join(f"<p>{escape(text)}</p>" for text in texts)
 
 
 def _promise(report: Report) -> str:

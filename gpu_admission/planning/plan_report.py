@@ -10,9 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from gpu_admission.planning.demand import Demand
 from gpu_admission.planning.plan import Plan, Size
+from gpu_admission.planning.roofline import Engine, engines
 from gpu_admission.planning.terminal import Table
-from gpu_admission.planning.waiting import Played, Slo, seconds
+from gpu_admission.planning.waiting import SUSTAINED, Played, Slo, seconds, three_digits
 from gpu_admission.sizes import format_bytes
 
 
@@ -21,10 +23,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     plan: Plan
-    asked: str
+    demand: Demand
+    """What was asked."""
     played: Sequence[Played]
     """A semaphore of the safe N, and the budget of bytes, on the same requests."""
-    at_once: bool
     by_load: Sequence[tuple[float, Played]]
     """(requests a second, result) for a mix that arrives at random."""
     promise: str = ""
@@ -53,7 +55,8 @@ def size_table(plan: Plan) -> Table:
 
 def played_table(report: Report) -> Table:
     """The same requests under a semaphore and under a budget of bytes."""
-    last = "all\ndone in" if report.at_once else "\nrequests/s"
+    at_once = report.demand.at_once
+    last = "all\ndone in" if at_once else "\nrequests/s"
     head = (
         "through the\nreal ledger",
         "\ndone",
@@ -64,7 +67,22 @@ def played_table(report: Report) -> Table:
         "answer\np95",
         last,
     )
-    return Table(head, [_played_row(played, at_once=report.at_once) for played in report.played])
+    return Table(head, [_played_row(played, at_once=at_once) for played in report.played])
+
+
+def played_notes(report: Report) -> Iterator[str]:
+    """How what was played is to be read: where it was too little, or too much for the card."""
+    demand, limit = report.demand, report.plan.load_limit
+    if len(demand) == 1:
+        yield (
+            "One request was played, which never waits, so that the rows are alike: --mix 100x512+256 plays "
+            "a hundred at once, --rate R some thousands that come one after another, --trace recorded ones."
+        )
+    if not demand.at_once and demand.rate > limit:
+        yield (
+            f"{demand.rate:.3g} requests/s are above the limit, the {limit:.3g} that it can answer in the "
+            f"long run: the queue grows as long as they come. Shown: what became of {len(demand):,} of them."
+        )
 
 
 def load_table(report: Report) -> Table:
@@ -104,6 +122,7 @@ def sentences(report: Report) -> Iterator[str]:
             "turns, so that more of them are safe, and no faster. --batch plans for a batcher before it."
         )
     yield f"Safe N, capacity over the largest request: a semaphore of {plan.slots:,}."
+    yield f"The limit, what it can answer of those asked in the long run: {plan.load_limit:.3g} requests/s."
     yield from plan.notes
 
 
@@ -143,9 +162,23 @@ def promised(slo: Slo, rate: float, plan: Plan) -> str:
     """The largest load at which a promise is kept."""
     if not rate:
         return f"{slo} is kept at no load on {plan.card.gpu.name}."
-    return (
+    kept = (
         f"{slo} is kept up to {rate:.3g} requests/s on {plan.card.gpu.name}, "
-        f"{rate / plan.load_limit:.0%} of what it can answer in the long run."
+        f"{rate / plan.load_limit:.0%} of what it can answer in the long run"
+    )
+    if rate < three_digits(SUSTAINED * plan.load_limit):
+        return f"{kept}."
+    return f"{kept}: no more is promised, because nearer to all of it every queue grows sooner or later."
+
+
+def what_to_change(engine: Engine) -> str:
+    """Where no card keeps a promise."""
+    if engine.batches:
+        return "ask less of it (--rate, --mix), or promise less (--slo)"
+    others = " or ".join(name for name, other in engines().items() if other.batches)
+    return (
+        f"requests that run at once take turns under {engine.name}; plan for a batcher before it (--batch) "
+        f"or another engine (--engine {others}), ask less (--rate, --mix), or promise less (--slo)"
     )
 
 

@@ -115,6 +115,8 @@ def run(options: argparse.Namespace) -> int:
     """Play what ``options`` ask for and print it; the exit status."""
     try:
         _report(options, Terminal(), Terminal(sys.stderr))
+    except BrokenPipeError:  # the reader has seen enough: no failure, and the caller ends quietly
+        raise
     except (OSError, ValueError) as error:
         print(f"gpu-admission replay: {error}", file=sys.stderr)
         return 2

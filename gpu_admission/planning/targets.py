@@ -133,23 +133,50 @@ class HttpTarget:
     async def run(self, cell: Cell, count: int) -> None:
         limits = httpx.Limits(max_connections=count)
         answers: list[httpx.Response] = []
+        failures: list[httpx.TransportError] = []
         async with (
             httpx.AsyncClient(timeout=self._timeout, limits=limits) as client,
             anyio.create_task_group() as group,
         ):
             for _ in range(count):
-                group.start_soon(self._send, client, cell, answers)
+                group.start_soon(self._send, client, cell, answers, failures)
         if wrong := [answer for answer in answers if answer.status_code >= 300]:
             raise RuntimeError(f"{_said(cell)} was answered {wrong[0].status_code}: {wrong[0].text[:200]}")
-        if len(answers) < count:
-            raise RuntimeError(f"{_said(cell)} was not answered: {self._url} does not take it, or too late")
+        if failures:
+            raise RuntimeError(f"{_said(cell)} was not answered: {self._why(failures[0])}")
 
-    async def _send(self, client: httpx.AsyncClient, cell: Cell, answers: list[httpx.Response]) -> None:
+    def _why(self, failure: httpx.TransportError) -> str:
+        if isinstance(failure, httpx.ConnectError):
+            return f"no connection to {self._url}: {_deepest(failure)}"
+        if isinstance(failure, httpx.TimeoutException):
+            return f"{self._url} took longer than {self._timeout:g} seconds (--timeout)"
+        return f"{self._url} hung up ({failure or type(failure).__name__})"
+
+    async def _send(
+        self,
+        client: httpx.AsyncClient,
+        cell: Cell,
+        answers: list[httpx.Response],
+        failures: list[httpx.TransportError],
+    ) -> None:
         headers = {"content-type": "application/json"}
         try:
             answers.append(await client.post(self._url, content=self.body(cell), headers=headers))
-        except httpx.TransportError:
-            return  # its absence is what counts
+        except httpx.TransportError as failure:
+            failures.append(failure)
+
+
+def _deepest(failure: BaseException) -> str:
+    """Why there is no connection; the client's own error only says that all attempts failed."""
+    while (deeper := failure.__cause__ or failure.__context__) is not None:
+        failure = deeper
+    return "it was refused. Is the server started?" if _refused(failure) else str(failure)
+
+
+def _refused(failure: BaseException) -> bool:
+    if isinstance(failure, BaseExceptionGroup):  # one for each address of the host
+        return any(map(_refused, failure.exceptions))
+    return isinstance(failure, ConnectionRefusedError)
 
 
 def _filled(template: Any, cell: Cell) -> Any:

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from decimal import ROUND_DOWN, Context
 
 import msgspec
 
@@ -19,12 +20,15 @@ from gpu_admission.planning.disciplines import Setup
 from gpu_admission.planning.figures import percentile
 from gpu_admission.planning.replay import NEVER, Replay, Replayed
 from gpu_admission.planning.roofline import Roofline
+from gpu_admission.planning.steady import Steady
 from gpu_admission.planning.trace import Trace
 from gpu_admission.sizes import MAX_BYTES
 
 _SLO = re.compile(r"\s*(?:(wait|answer)\s+)?p(\d{1,2})\s*<\s*(\d+(?:\.\d+)?)\s*(ms|s)?\s*")
 STEPS = 12
 """Halvings of a search: to a fortieth of a percent."""
+SUSTAINED = 0.95
+"""Share of what a card can answer that is promised at most: nearer to all of it, queues have no bound."""
 
 
 class RooflinePace(msgspec.Struct, frozen=True):
@@ -33,7 +37,7 @@ class RooflinePace(msgspec.Struct, frozen=True):
     card: Roofline
     capacity: int
     cached: float
-    """Share of the bytes held that is cache, which each step reads."""
+    """Share of the bytes held that a step reads: the cache, grown half way on the mean."""
 
     def slowdown(self, held: float, running: int, alone: float) -> float:
         """Slowdown of requests that each spend ``alone / running`` of their time alone on a prompt."""
@@ -126,7 +130,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         setup = Setup(capacity=self.capacity, timeout=self.timeout, max_waiting=self.max_waiting)
         if permits is not None:
             setup = replace(setup, capacity=MAX_BYTES, max_bypass=0, max_running=permits)
-        cached = sum(self.card.cache * (demand.prompts[i] + demand.news[i]) for i in fits) / sum(trace.sizes)
+        steady = Steady.of(self.card, [(demand.prompts[i], demand.news[i]) for i in fits], trace.sizes)
         shares = [
             self.card.prefill(demand.prompts[i]) / seconds
             for i, seconds in zip(fits, trace.seconds, strict=True)
@@ -134,20 +138,24 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
         replayed = Replay(
             trace,
             setup.ledger(),
-            RooflinePace(self.card, self.capacity, min(1.0, cached)),
+            RooflinePace(self.card, self.capacity, steady.read),
             patience=self.timeout,
             shares=shares,
         ).run()
         return _played(name, trace, replayed, self.capacity, len(demand) - len(fits))
 
     def _trace(self, demand: Demand, fits: Sequence[int]) -> Trace:
-        """Seconds alone leave out the cache: the pace adds what is held."""
-        step = self.card.step()
         return Trace(
             arrivals=[demand.arrivals[i] for i in fits],
             sizes=[self.charged[i] for i in fits],
-            seconds=[self.card.prefill(demand.prompts[i]) + demand.news[i] * step for i in fits],
+            seconds=[self._alone(demand.prompts[i], demand.news[i]) for i in fits],
         )
+
+    def _alone(self, prompt: int, new: int) -> float:
+        """Seconds of a request alone; where requests share steps, the pace adds the caches that are held."""
+        if not self.card.engine.batches:
+            return self.card.seconds(prompt, new)
+        return self.card.prefill(prompt) + new * self.card.step()
 
 
 def largest_load(
@@ -158,16 +166,30 @@ def largest_load(
     most: float,
     said: Callable[[str], None] = lambda text: None,
 ) -> float:
-    """Requests a second, at most ``most``, at which ``demand`` still keeps ``slo``; 0 where none does."""
-    low, high = 0.0, most
+    """Requests a second, at most ``most``, at which ``demand`` still keeps ``slo``; 0 where none does.
+
+    Every rate that is tried has three digits, so that what is promised is what was played.
+    """
+
+    def kept(rate: float) -> bool:
+        return slo.kept(setting.play(demand.faster(rate / demand.rate)))
+
+    low, high = 0.0, three_digits(most)
+    if kept(high):
+        return high
     for _ in range(STEPS):
-        middle = (low + high) / 2
-        if slo.kept(setting.play(demand.faster(middle / demand.rate))):
+        middle = three_digits((low + high) / 2)
+        if kept(middle):
             low = middle
         else:
             high = middle
-        said(f"{low:.2f} to {high:.2f} requests/s")
+        said(f"{low:.3g} to {high:.3g} requests/s")
     return low
+
+
+def three_digits(value: float) -> float:
+    """``value`` rounded down to three digits."""
+    return float(Context(prec=3, rounding=ROUND_DOWN).create_decimal(repr(value)))
 
 
 def _played(name: str, trace: Trace, replayed: Replayed, capacity: int, never: int) -> Played:

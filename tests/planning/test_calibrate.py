@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import httpx
 import msgspec
 import pytest
+from anyio.abc import SocketAttribute, SocketStream
 
 from gpu_admission import cli
 from gpu_admission.demo.load import Sample
@@ -172,8 +175,38 @@ async def test_a_server_that_refuses_is_quoted() -> None:
 
 async def test_a_server_that_is_not_there_is_named() -> None:
     target = HttpTarget("http://127.0.0.1:9/v1/completions")
-    with pytest.raises(RuntimeError, match="new_tokens=1 was not answered"):
+    sentence = (
+        "new_tokens=1 was not answered: no connection to http://127.0.0.1:9/v1/completions: it was refused"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(sentence)):
         await target.run({"prompt_tokens": 1, "new_tokens": 1}, 1)
+
+
+@pytest.mark.parametrize(
+    ("then", "sentence"),
+    [
+        (anyio.sleep_forever, "took longer than 0.2 seconds (--timeout)"),
+        (anyio.lowlevel.checkpoint, "hung up ("),
+    ],
+)
+async def test_a_server_that_is_too_slow_and_one_that_hangs_up_are_told_apart(
+    then: Callable[[], Awaitable[None]], sentence: str
+) -> None:
+    async def hang_up(stream: SocketStream) -> None:
+        async with stream:
+            while b"}" not in await stream.receive():  # the end of the body
+                pass
+            await then()
+
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as group,
+    ):
+        group.start_soon(listener.serve, hang_up)
+        url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}/v1/completions"
+        with pytest.raises(RuntimeError, match=re.escape(f"was not answered: {url} {sentence}")):
+            await HttpTarget(url, timeout=0.2).run({"prompt_tokens": 1, "new_tokens": 1}, 1)
+        group.cancel_scope.cancel()
 
 
 def test_a_polled_meter_keeps_the_most_it_saw() -> None:

@@ -18,7 +18,7 @@ from gpu_admission.planning.demand import Demand, at_once, at_rate, from_trace, 
 from gpu_admission.planning.gpus import GIB, find_gpu
 from gpu_admission.planning.plan import Memory, Plan, Sized, charges, estimator_for, make_plan, settings
 from gpu_admission.planning.roofline import Roofline, engines, roofline_of
-from gpu_admission.planning.waiting import Setting, Slo, largest_load
+from gpu_admission.planning.waiting import SUSTAINED, Setting, Slo, largest_load, three_digits
 from gpu_admission.planning.weights import weights_of
 
 DATA = Path(__file__).parent / "data"
@@ -190,9 +190,53 @@ def test_the_largest_load_that_keeps_a_promise_is_found_between_too_little_and_t
     slo = Slo.parse("answer p95<20s")
     found = largest_load(setting, demand, slo, most=3 * plan.load_limit)
     assert 0.2 * plan.load_limit < found < 3 * plan.load_limit
-    assert slo.kept(setting.play(demand.faster(0.95 * found)))
-    assert not slo.kept(setting.play(demand.faster(1.1 * found)))
+    assert slo.kept(setting.play(demand.faster(found / demand.rate)))
+    assert not slo.kept(setting.play(demand.faster(1.1 * found / demand.rate)))
     assert largest_load(setting, demand, Slo.parse("answer p95<1ms"), most=1.0) == 0.0
+
+
+ASKED = ("500+200", "100x128+128,10x8000+300", "3x50+500,1x4000+10")
+
+
+@pytest.mark.parametrize("mix", ASKED)
+@pytest.mark.parametrize("engine", ["transformers", "vllm", "llama.cpp"])
+@pytest.mark.parametrize("gpu", ["RTX 4090", "T4"])
+def test_a_card_that_is_full_answers_what_its_limit_says(gpu: str, engine: str, mix: str) -> None:
+    demand = at_rate(parse_mix(mix), 1.0)
+    plan, setting = planned(demand, gpu=gpu, engine=engine)
+    full = setting.play(demand.faster(3 * plan.load_limit))
+    assert full.rate == pytest.approx(plan.load_limit, rel=0.03)
+
+
+@pytest.mark.parametrize("promise", ["p95<2s", "answer p95<30s", "p99<100ms"])
+@pytest.mark.parametrize("mix", [*ASKED, "3x50000+500,20x15000+100"])
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_what_is_promised_is_kept_when_it_is_played_and_below_what_can_be_answered(
+    engine: str, mix: str, promise: str
+) -> None:
+    parts, slo = parse_mix(mix), Slo.parse(promise)
+    demand = at_rate(parts, 1.0)
+    plan, setting = planned(demand, gpu="RTX 4090", engine=engine)
+    found = largest_load(setting, demand, slo, most=SUSTAINED * plan.load_limit)
+    assert 0 < found <= SUSTAINED * plan.load_limit
+    assert slo.kept(setting.play(at_rate(parts, found)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mix", ASKED)
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_the_most_that_is_promised_keeps_no_queue_however_long_it_is_played(engine: str, mix: str) -> None:
+    plan, _ = planned(at_rate(parse_mix(mix), 1.0), gpu="RTX 4090", engine=engine)
+    longer = at_rate(parse_mix(mix), SUSTAINED * plan.load_limit, count=20_000, seed=1)
+    _, setting = planned(longer, gpu="RTX 4090", engine=engine)
+    assert setting.play(longer).wait(0.99) == 0
+
+
+@given(st.floats(1e-6, 1e9))
+def test_a_rate_is_rounded_down_to_what_is_printed_of_it(rate: float) -> None:
+    found = three_digits(rate)
+    assert 0.989 * rate < found <= rate
+    assert float(f"{found:.3g}") == found == three_digits(found)
 
 
 def test_one_that_gave_up_counts_as_having_waited_for_ever() -> None:
@@ -215,7 +259,7 @@ def test_requests_come_all_at_once_at_a_rate_or_as_a_trace_says() -> None:
     assert burst.at_once
     assert len(burst) == 110
     assert sum(prompt == 1024 for prompt in burst.prompts) == 10
-    assert poisson.rate == pytest.approx(4.0, rel=0.1)
+    assert poisson.rate == pytest.approx(4.0)
     assert poisson.faster(2.0).rate == pytest.approx(2 * poisson.rate)
     assert len(trace) == 1200
     with pytest.raises(ValueError, match="is a decision log"):

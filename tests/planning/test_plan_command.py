@@ -85,6 +85,52 @@ def test_a_promise_finds_the_largest_load_of_a_card(model: str, capsys: pytest.C
     assert float(found[1]) > 1
 
 
+def test_a_promise_is_kept_by_the_table_of_the_rate_that_it_names(
+    model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--gpu", "RTX 4090", "--engine", "vllm", "--mix", "100x500+200")
+    out = printed(capsys, model, *asked, "--rate", "10", "--slo", "p95<2s")
+    found = re.search(r"p95<2s is kept up to (\S+) requests/s on RTX 4090, 95% .* no more is promised", out)
+    assert found is not None
+    again = printed(capsys, model, *asked, "--rate", found[1])
+    row = next(line for line in again.splitlines() if line.startswith("budget of bytes"))
+    assert row.split()[7:9] == ["0", "ms"]
+    assert "are above the limit" not in again
+
+
+def test_a_rate_above_the_limit_is_said_to_be_so(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(capsys, model, "--gpu", "RTX 4090", "--engine", "vllm", "--mix", "500+200", "--rate", "170")
+    assert "170 requests/s are above the limit, the 33.4 that it can answer in the long run" in out
+    assert "of 4,000 of them" in out
+    assert "One request was played" not in out
+
+
+def test_one_request_alone_is_said_to_show_no_waits(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = "One request was played, which never waits"
+    assert words in printed(capsys, model, "--gpu", "T4")
+    assert words not in printed(capsys, model, "--gpu", "T4", "--mix", "2x16+16")
+
+
+@pytest.mark.parametrize(
+    ("engine", "sentence"),
+    [
+        ("transformers", "(--batch) or another engine (--engine vllm or tensorrt-llm or llama.cpp)"),
+        ("vllm", "(Poisson): ask less of it (--rate, --mix), or promise less (--slo)"),
+    ],
+)
+def test_where_no_card_keeps_a_promise_it_says_what_to_change(
+    engine: str, sentence: str, model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ("--slo", "p95<1s", "--rate", "100000", "--mix", "512+256")
+    assert sentence in refused(capsys, model, "--engine", engine, *asked)
+
+
+def test_help_says_what_a_promise_is_of(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "--help"])
+    assert "of the waits in the queue" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_promise_without_a_card_finds_the_smallest_that_keeps_it(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
