@@ -5,7 +5,7 @@ Owns which settings the budget goes by. Who may start under them is the ledger's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from gpu_admission.admission.locked import LockedLedger
@@ -17,10 +17,13 @@ from gpu_admission.settings import Settings
 Use = Callable[[], tuple[Sequence[int], Sequence[int]]]
 
 
-def budget_of(settings: Settings, capacity: Any, devices: int, woken: Woken, use: Use) -> Budget:
+def budget_of(
+    settings: Settings, given: Collection[str], capacity: Any, devices: int, woken: Woken, use: Use
+) -> Budget:
     """The budget of ``capacity`` on each of so many ``devices``; measured unless it is given in bytes.
 
-    ``use()`` is what ``Sharing`` expects. Nothing is opened yet.
+    ``given``: the names of settings that were given. ``use()`` is what ``Sharing`` expects. Nothing is
+    opened yet.
     """
     size = usable(settings, capacity) if isinstance(capacity, int) else 0
     terms: dict[str, Any] = {
@@ -33,19 +36,30 @@ def budget_of(settings: Settings, capacity: Any, devices: int, woken: Woken, use
     }
     if settings.shared is None:
         return LockedLedger(Ledger([size] * devices, placement=settings.placement, **terms), woken)
-    return _shared(settings, (size,) * devices, terms, woken, use)
+    terms |= {"capacities": (size,) * devices, "lease_ttl": settings.lease_ttl}
+    return _shared(settings, given, terms, woken, use)
 
 
 def _shared(
-    settings: Settings, capacities: tuple[int, ...], terms: dict[str, Any], woken: Woken, use: Use
+    settings: Settings, given: Collection[str], terms: dict[str, Any], woken: Woken, use: Use
 ) -> Budget:
     # Imported here: most budgets are shared with nobody, and need none of it.
     from gpu_admission.admission.sharing import Sharing
     from gpu_admission.shared.operations import Terms
 
     placement = next(name for name, policy in POLICIES.items() if policy is settings.placement)
-    said = Terms(capacities, placement=placement, lease_ttl=settings.lease_ttl, **terms)
+    said = Terms(placement=placement, **terms, defaults=_defaults(given))
     return Sharing(settings.shared, said, woken, fallback=settings.shared_fallback, use=use)
+
+
+def _defaults(given: Collection[str]) -> tuple[str, ...]:
+    """The names of those terms that nobody set. A capacity in bytes is always given."""
+    from gpu_admission.shared.operations import TERMS
+
+    known = {"capacities", "defaults", *given}
+    if "flow" in given:
+        known.add("max_waiting_per_flow")  # which follows from it
+    return tuple(name for name in TERMS if name not in known)
 
 
 def usable(settings: Settings, capacity: int) -> int:

@@ -101,7 +101,7 @@ class Admission:
         devices = given_devices(settings)
         home = Home()
         self.locked = budget_of(
-            settings, self._capacity, max(1, len(devices)), partial(wake, home), self._use()
+            settings, self.given, self._capacity, max(1, len(devices)), partial(wake, home), self._use()
         )
         self.buffer = BufferedBytes(settings.max_buffered_bytes)
         self.share = StepShare()

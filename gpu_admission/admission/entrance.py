@@ -241,6 +241,7 @@ class Entrance:
         elif self._mode == "enforce" and not self._monitor.is_measured:
             if running_asyncio() is not self._home.loop:
                 self._come_home()
+            await self._locked.join()
             await anyio.to_thread.run_sync(self._monitor.measure, limiter=self._measuring)
             self._startup.start()
 

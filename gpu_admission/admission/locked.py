@@ -32,6 +32,8 @@ class LockedLedger:
 
     is_joined = True
     """Whether there is nothing left to do before a request may be asked for."""
+    is_given = False
+    """Whether other processes gave its capacity in bytes."""
     may_resize = True
     """Whether ``change`` takes a ticket that waits, too."""
     away: str | None = None

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import Ticket
-from gpu_admission.guards.monitor import Limited
+from gpu_admission.guards.limited import Limited
 from gpu_admission.guards.verdict import Verdict
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.types import MemberSnapshot
@@ -47,6 +47,11 @@ class Budget(Limited, Protocol):
     @property
     def is_joined(self) -> bool:
         """Whether there is nothing left to do before a request may be asked for."""
+        ...
+
+    @property
+    def is_given(self) -> bool:
+        """Whether processes that share it gave its capacity in bytes: then none is measured."""
         ...
 
     @property

@@ -81,6 +81,10 @@ class Sharing:
         return self._shared.now()
 
     @property
+    def is_given(self) -> bool:
+        return self._shared.replica.is_given
+
+    @property
     def is_closed(self) -> bool:
         return self._closed or self._shared.ledger_as_read.closed
 
@@ -184,8 +188,10 @@ class Sharing:
     # the whole
 
     def held(self, device: int) -> tuple[int, int]:
-        account = self._shared.ledger.accounts[device]
-        return account.capacity, account.in_use
+        accounts = self._shared.ledger.accounts
+        if device >= len(accounts):
+            return 0, 0  # processes that name more devices are no members any more, or not yet
+        return accounts[device].capacity, accounts[device].in_use
 
     def held_here(self, device: int) -> int:
         with self.turn:

@@ -14,17 +14,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from gpu_admission.devices.capacity import confirmed
 from gpu_admission.guards.device import DeviceGuard
+from gpu_admission.guards.limited import Limited
 from gpu_admission.guards.use import resident_of, use_of
 from gpu_admission.guards.verdict import Verdict, is_news
 from gpu_admission.guards.watched import Kind, Watched
 from gpu_admission.runtime import clock
-from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import Device, DeviceReading, Guard
@@ -38,38 +38,6 @@ _WORTH_GROWING = 1.01
 """A capacity that would grow by less than this stays as it is: readings fluctuate."""
 _MEASURED_AGAIN_IN = 5.0
 """``Retry-After`` in seconds while a capacity can't be measured; every reading tries again."""
-
-
-class Limited(Protocol):
-    """The ledger that limits are put on: in a ``with`` block one change at a time."""
-
-    turn: Turn
-
-    def __enter__(self) -> object: ...
-    def __exit__(self, *error: object) -> None: ...
-    def held(self, device: int) -> tuple[int, int]:
-        """What ``device`` has in all, and how much of it leases hold."""
-        ...
-
-    def held_here(self, device: int) -> int:
-        """How much of the device's capacity this process's leases hold."""
-
-    def taken_by_others(self, device: int) -> int:
-        """What leases of other processes really take there, as those processes have measured it."""
-
-    def allow(
-        self,
-        device: int,
-        *,
-        capacity: int | None = None,
-        ceiling: int | None = None,
-        max_running: int | None = None,
-        verdict: Verdict | None = None,
-    ) -> None:
-        """Set what ``device`` may hold, as ``Ledger.allow``; ``verdict`` tells others why."""
-
-    def refuse_all(self) -> None:
-        """Refuse everyone who waits in this process."""
 
 
 class Monitor:
@@ -134,6 +102,9 @@ class Monitor:
         """
         with self._measuring:
             if self.is_measured:
+                return
+            if self.readings is None and self._settings.capacity is None and self._ledger.is_given:
+                self.fix_capacity()  # it joins a budget of other processes, and says nothing of its own
                 return
             if self.readings is None:
                 from gpu_admission.devices import discover
@@ -270,7 +241,7 @@ class Monitor:
     def _grow(self, index: int) -> None:
         """Raise a measured capacity when others gave memory back, such as a worker that was still exiting."""
         watched = self._watched[index]
-        if not self._measures or watched.measured is None:
+        if not self._measures or watched.measured is None or self._ledger.is_given:
             return
         size = confirmed(self._latest(index), watched.measured)
         capacity, _ = self._ledger.held(index)

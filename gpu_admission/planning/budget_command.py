@@ -6,7 +6,7 @@ is in ``shared.command``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from gpu_admission.planning.terminal import Table, Terminal
 from gpu_admission.shared import command
@@ -21,15 +21,20 @@ def main(arguments: Sequence[str]) -> int:
     return command.main(arguments, show=show)
 
 
-def show(summary: str, members: Sequence[MemberSnapshot], terminal: Terminal | None = None) -> None:
-    """One line on the budget, and one for each of its processes."""
+def show(
+    summary: str,
+    members: Sequence[MemberSnapshot],
+    gone: Collection[str] = (),
+    terminal: Terminal | None = None,
+) -> None:
+    """One line on the budget, and one for each of its processes; those that are ``gone`` have ended."""
     terminal = Terminal() if terminal is None else terminal
     terminal.line(summary, style="bold")
     if members:
-        terminal.table(Table(_HEADINGS, [_row(member) for member in members]))
+        terminal.table(Table(_HEADINGS, [_row(member, member.name in gone) for member in members]))
 
 
-def _row(member: MemberSnapshot) -> Sequence[str]:
+def _row(member: MemberSnapshot, is_gone: bool) -> Sequence[str]:
     return (
         member.name,
         str(member.pid),
@@ -39,5 +44,5 @@ def _row(member: MemberSnapshot) -> Sequence[str]:
         str(member.waiting),
         f"{member.age:.0f} s",
         f"{member.silent:.0f} s",
-        "declared dead" if member.is_dead else "alive",
+        "declared dead" if member.is_dead else "dead" if is_gone else "alive",
     )

@@ -16,12 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from gpu_admission.budget.ticket import REFUSED, Ticket
 from gpu_admission.shared.command import Onlooker
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.opening import open_log
-from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.operations import TERMS, Terms
 from gpu_admission.shared.process import new_name
+from gpu_admission.shared.terms import in_force
 from gpu_admission.sizes import format_bytes, parse_bytes
 
 FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
@@ -108,15 +111,15 @@ def _terms_in_force(shared: str, capacity: int | None) -> Terms:
     onlooker.log.start(new_name(), onlooker)
     try:
         onlooker.log.catch_up()
-        terms = onlooker.replica.terms
+        terms, ledger = onlooker.replica.terms, onlooker.replica.ledger
     finally:
         onlooker.log.stop()
-    if terms is not None:
-        return terms
+    if terms is not None and ledger is not None:
+        return msgspec.structs.replace(in_force(terms, ledger), defaults=TERMS)
     if capacity is None:
         why = onlooker.away or f"no process has used the budget {shared} yet: give --capacity"
         raise ValueError(why)
-    return Terms((capacity,))
+    return Terms((capacity,), defaults=tuple(name for name in TERMS if name != "capacities"))
 
 
 def _wait(ledger: SharedLedger, ticket: Ticket, news: threading.Event, timeout: float) -> str | None:

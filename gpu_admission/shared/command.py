@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 from gpu_admission.shared import dump
@@ -29,7 +29,8 @@ from gpu_admission.types import MemberSnapshot
 _WITHIN = 5.0
 _COLUMNS = """
 Columns: "holds" is the memory of its "requests", "waiting" how many wait, "for" how long it has been a
-member, "silent" how long ago it was last heard from. In a folder, silence of any length is normal: a
+member, "silent" how long ago it was last heard from. "dead": its process has ended; its memory is free for
+whoever asks next. In a folder, silence of any length is normal: a
 process that has nothing to do says nothing, and its end is seen at once. On Redis a process speaks every
 fifth of lease_ttl (of 10 s by default), and counts as dead when it was silent for all of it. "declared
 dead": its memory is held back for half of lease_ttl before others get it.
@@ -69,7 +70,16 @@ class Onlooker:
     def members(self) -> tuple[MemberSnapshot, ...]:
         self.log.catch_up()
         with self._lock:
-            return view_members(self.replica, "", self.replica.at)
+            now = self.log.now() if isinstance(self.log, FolderLog) else self.replica.at
+            return view_members(self.replica, "", now)
+
+    def gone(self) -> set[str]:
+        """The names of members whose process has ended, which nobody in the log has said yet."""
+        if not self.log.knows_deaths:
+            return set()
+        with self._lock:
+            living = list(self.replica.members.living)
+        return {name for name in living if self.log.is_alive(process_of(name)) is False}
 
     def say(self, operation: Operation) -> None:
         """Append ``operation``, and have all processes read it."""
@@ -77,8 +87,8 @@ class Onlooker:
         self.log.wake({process_of(name) for name in self.replica.members.living})
 
 
-Show: TypeAlias = Callable[[str, Sequence[MemberSnapshot]], object]
-"""Prints a line on the whole budget, and its processes."""
+Show: TypeAlias = Callable[[str, Sequence[MemberSnapshot], Collection[str]], object]
+"""Prints a line on the whole budget, its processes, and which of those have ended."""
 
 
 def main(arguments: Sequence[str], *, show: Show) -> int:
@@ -118,7 +128,7 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
             return _fail(onlooker.away)
         if arguments.action == "show":
             members = onlooker.members()
-            show(summary(onlooker.replica), members)
+            show(summary(onlooker.replica), members, onlooker.gone())
             return 0
         return _ACTIONS[arguments.action](onlooker, arguments)
     finally:

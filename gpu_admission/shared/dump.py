@@ -28,7 +28,7 @@ class ReplicaDump(msgspec.Struct, array_like=True, frozen=True):
     expires: bool
     settles: float | None
     terms: Terms | None
-    since: float
+    since: dict[str, float]
     living: list[MemberDump]
     dead: list[MemberDump]
     ledger: LedgerDump | None
@@ -47,7 +47,7 @@ def dump(replica: Replica) -> bytes:
         replica.expires,
         replica.settles,
         replica.terms,
-        replica.since,
+        dict(replica.since),
         [member.dump() for member in members.living.values()],
         [member.dump() for member in members.dead.values()],
         None if replica.ledger is None else dump_ledger(replica.ledger, members.held()),

@@ -195,6 +195,10 @@ class FolderLog:
     def is_alive(self, process: str) -> bool | None:
         return self._presence.is_alive(process)
 
+    def now(self) -> float:
+        """The log's time: seconds of the clock that stamps its entries."""
+        return self._file.now() / 1e9
+
     def compact(self) -> None:
         if self._file.size < self._long:
             return

@@ -44,7 +44,7 @@ class LogFile:
         self._frames = Frames()
         self._ahead = _ahead_of_host()
 
-    def _now(self) -> int:
+    def now(self) -> int:
         """Nanoseconds of the host's clock, whatever namespace of time this process is in."""
         return _clock(_boot_time) - self._ahead
 
@@ -160,11 +160,11 @@ class LogFile:
 
     def write(self, data: bytes) -> None:
         """Append one entry. Raises ``LogAway`` when the disk is full or broken."""
-        self._write(frame(data, self._now()))
+        self._write(frame(data, self.now()))
 
     def seal(self) -> None:
         """Let nothing more count in this file."""
-        self._write(seal_frame(self._now()))
+        self._write(seal_frame(self.now()))
 
     def _write(self, whole: bytes) -> None:
         try:
@@ -197,7 +197,7 @@ class LogFile:
 
     def create(self, first: bytes) -> None:
         """Make a log that begins with the entry ``first``, unless there is one by now."""
-        self._make(0, Head(secrets.token_bytes(16), 0, 0).pack() + frame(first, self._now()))
+        self._make(0, Head(secrets.token_bytes(16), 0, 0).pack() + frame(first, self.now()))
 
     def create_next(self, snapshot: bytes) -> None:
         """Make the file that continues this one with ``snapshot``, unless another process has.

@@ -37,7 +37,7 @@ from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import host_name, pid, process_of
 from gpu_admission.shared.protocol import Entry, Log
 from gpu_admission.shared.replica import Replica
-from gpu_admission.shared.terms import warn_of_differences
+from gpu_admission.shared.terms import again, in_force, tell_differences
 from gpu_admission.shared.untold import MOMENT, Untold
 
 logger = logging.getLogger("gpu_admission")
@@ -91,6 +91,7 @@ class Membership:
         self._seen: tuple[float, float] = (0.0, clock())
         self._beaten = -math.inf
         self._agreed: Terms | None = None
+        self._force: Terms | None = None
         self._deaths = Deaths(log)
 
     # joining and leaving
@@ -125,7 +126,7 @@ class Membership:
         self.own.alone.clear()
         self.untold.clear()
         holds = tuple(map(self._held, self.own.running))
-        join = Join(pid(), host_name(), self.terms, self._since, former, holds)
+        join = Join(pid(), host_name(), again(self.terms, self._force), self._since, former, holds)
         self._epoch = self.replica.epoch
         self.append(join)
         for allow in self.allowed.values():
@@ -314,7 +315,8 @@ class Membership:
             if self.late:
                 self.late.popleft()()
             else:
-                self._noted = self.replica.changes
+                if self._noted != self.replica.changes:
+                    self._compare_terms()
                 self._do_work()
 
     def _is_out(self) -> bool:
@@ -332,8 +334,6 @@ class Membership:
             self.log.wake(others)
         if own:
             self._woken(own)
-        if self.replica.terms is not self._agreed:
-            self._compare_terms()
         if self._is_out():
             self._join_again()
 
@@ -352,9 +352,13 @@ class Membership:
         self._enter()
 
     def _compare_terms(self) -> None:
-        self._agreed = self.replica.terms
-        if self._agreed is not None:
-            warn_of_differences(self.log.where, self.terms, self._agreed)
+        self._noted, terms = self.replica.changes, self.replica.terms
+        if terms is None or self.replica.ledger is None:
+            return
+        self._force = in_force(terms, self.replica.ledger)
+        if terms is not self._agreed:
+            self._agreed = terms
+            tell_differences(self.log.where, self.terms, self._force)
 
     def tell_all(self, operation: Operation) -> None:
         """Say what concerns everybody, and have them read it soon."""

@@ -14,7 +14,7 @@ import msgspec
 
 from gpu_admission.budget.lanes import Lane
 
-RULES = 2
+RULES = 3
 """Version of the operations and of the ledger's rules. Processes with different ones can't share."""
 
 MOST_BYTES = 1 << 20
@@ -74,7 +74,8 @@ class Held(msgspec.Struct, array_like=True, frozen=True):
 class Terms(msgspec.Struct, array_like=True, frozen=True):
     """The settings that all processes of one budget must agree on.
 
-    ``capacities`` in bytes, one a device (0: not measured yet); ``lease_ttl`` in seconds.
+    ``capacities`` in bytes, one a device (0: not measured yet); ``lease_ttl`` in seconds. ``defaults``
+    names those that were not given to this process: they count only until one comes that has them.
     """
 
     capacities: Annotated[tuple[_Natural, ...], msgspec.Meta(min_length=1, max_length=64)]
@@ -86,10 +87,19 @@ class Terms(msgspec.Struct, array_like=True, frozen=True):
     max_bypass_wait: float = 30.0
     placement: _Name = "most_free"
     lease_ttl: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    defaults: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
+
+    def given(self) -> list[str]:
+        """The names of those that were given. A capacity that is measured is not."""
+        left = {*self.defaults, "defaults"} | (set() if any(self.capacities) else {"capacities"})
+        return [name for name in TERMS if name not in left]
+
+
+TERMS = Terms.__struct_fields__
 
 
 class Join(msgspec.Struct, array_like=True, frozen=True, tag=5):
-    """A process takes part, on ``terms``: the newest are in force for all.
+    """A process takes part, on ``terms``: of each of them, the newest that was given is in force for all.
 
     ``since``: when it first said so, by the log's time (0: now). ``former``: the membership
     that it had before and that it claims back.

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpu_admission.budget.ledger import Ledger
@@ -47,7 +47,7 @@ from gpu_admission.shared.operations import (
     rules_of,
     unpack_short,
 )
-from gpu_admission.shared.terms import ledger_of, take_terms
+from gpu_admission.shared.terms import agree, ledger_of, take_terms
 
 _NOTHING: tuple[Ticket, ...] = ()
 _OPERATOR = Member("", 0, "", 0.0)
@@ -94,8 +94,8 @@ class Replica:
         """When granting begins, while the log has just begun."""
         self.terms: Terms | None = None
         """The settings in force."""
-        self.since = 0.0
-        """When they were first put into the log."""
+        self.since: Mapping[str, float] = {}
+        """When each of them that was given was first put into the log."""
         self.members = Members()
         self.ledger: Ledger | None = None
         self.other_rules: int | None = None
@@ -207,6 +207,11 @@ class Replica:
         return math.inf if self.terms is None else self.terms.lease_ttl
 
     @property
+    def is_given(self) -> bool:
+        """Whether a capacity in bytes was given: what processes measure does not change it."""
+        return "capacities" in self.since
+
+    @property
     def next_change(self) -> float:
         """When, by the log's time, an entry is needed for something to happen; infinite for never."""
         self.look_ahead()
@@ -233,7 +238,7 @@ class Replica:
         changed: list[Ticket] = []
         self.changes += 1
         if not self.members.living and not self.members.dead:
-            self.terms = self.ledger = None  # all have gone: whoever comes next begins with its own settings
+            self.terms, self.since, self.ledger = None, {}, None  # all gone: the next begins with its own
         if said.former in self.members.living:
             changed += self._die(self.members.living[said.former], at, certain=False)
         member = self.members.living[name] = Member(name, said.pid, said.host, at)
@@ -249,19 +254,17 @@ class Replica:
         return changed
 
     def _agree(self, terms: Terms, since: float, at: float) -> Sequence[Ticket]:
-        """Put ``terms`` into force, where they are the newest and not those in force already."""
+        """Put those of ``terms`` into force that were given, and are the newest."""
         changed: Sequence[Ticket] = _NOTHING
         self.changes += 1
-        force, is_newest = self.terms, self.terms is None or since >= self.since
-        if is_newest:
-            self.terms, self.since = terms, since
-        if self.ledger is None:
-            self.ledger = ledger_of(terms)
+        force = self.terms
+        self.terms, self.since = agree(force, self.since, terms, since)
+        if self.ledger is None or force is None:
+            self.ledger = ledger_of(self.terms)
             self._run(at)
-        elif is_newest and terms != force:
-            self.ledger, changed = take_terms(self.ledger, terms, self.members.held(), at)
+        elif self.terms != force:
+            self.ledger, changed = take_terms(self.ledger, force, self.terms, self.members.held(), at)
             changed = [*changed, *self._run(at)]
-        assert self.terms is not None
         for member in self.members:
             member.follow(self.terms)
         return changed
@@ -366,7 +369,7 @@ class Replica:
             return _NOTHING
         until = None if said.why is None or said.why.seconds is None else at + said.why.seconds
         member.allowed[said.device] = Allowed(said.ceiling, said.max_running, said.why, until)
-        changed = self._recount(said.device, at, said.capacity)
+        changed = self._recount(said.device, at, None if self.is_given else said.capacity)
         if said.ceiling == 0 and all(account.ceiling == 0 for account in self.ledger.accounts):
             # What comes now is refused at once: so is what came before.
             return [*changed, *self.ledger.refuse_all(at)]
@@ -383,13 +386,13 @@ class Replica:
         assert self.ledger is not None
         if len(said.capacities) != len(self.ledger.accounts):
             return _NOTHING
+        self.changes += 1
+        self.since = {**self.since, "capacities": at}
         return self.ledger.resize(said.capacities, at)
 
     def _drain(self, member: Member, said: Drain, at: float) -> Sequence[Ticket]:
         assert self.ledger is not None
-        if said.closed:
-            return self.ledger.close(at)
-        return self.ledger.reopen(self._most_running(), at)
+        return self.ledger.close(at) if said.closed else self.ledger.reopen(self._most_running(), at)
 
 
 def _both(some: Sequence[Ticket], more: Sequence[Ticket]) -> Sequence[Ticket]:

@@ -7,14 +7,44 @@ the newest is the replica's business.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.placement import POLICIES, most_free
 from gpu_admission.budget.ticket import NEW, REFUSED, Ticket
-from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.operations import TERMS, Terms
+from gpu_admission.sizes import format_bytes
 
 logger = logging.getLogger("gpu_admission")
+
+
+def agree(
+    force: Terms | None, since: Mapping[str, float], said: Terms, at: float
+) -> tuple[Terms, Mapping[str, float]]:
+    """What is in force once a process has ``said`` its terms, which it gave ``at`` that time.
+
+    ``since``: when each of those in ``force`` was given; one that nobody was given is not in it.
+    """
+    given = [name for name in said.given() if force is None or at >= since.get(name, at)]
+    since = {**since, **dict.fromkeys(given, at)}
+    if force is None:
+        return msgspec.structs.replace(said, defaults=()), since
+    new = msgspec.structs.replace(force, **{name: getattr(said, name) for name in given})
+    return (force if new == force else new), since
+
+
+def again(mine: Terms, force: Terms | None) -> Terms:
+    """``mine``, for one that joins again: with the capacity in force, where it has none of its own."""
+    if force is None or "capacities" in mine.given():
+        return mine
+    if len(mine.capacities) not in (1, len(force.capacities)):
+        return mine
+    return msgspec.structs.replace(
+        mine, capacities=force.capacities, defaults=(*{*mine.defaults, "capacities"},)
+    )
 
 
 def ledger_of(terms: Terms) -> Ledger:
@@ -32,16 +62,18 @@ def ledger_of(terms: Terms) -> Ledger:
 
 
 def take_terms(
-    ledger: Ledger, terms: Terms, held: Sequence[Ticket], now: float
+    ledger: Ledger, force: Terms, terms: Terms, held: Sequence[Ticket], now: float
 ) -> tuple[Ledger, Sequence[Ticket]]:
-    """The ledger on ``terms``: with all that ``held`` and waited, and whom that granted or refused."""
+    """The ledger on ``terms``, after ``force``: with all that ``held`` and waited, and whom that
+    granted or refused.
+    """
     new = ledger_of(terms)
     places = _places(ledger, new)
     waiting = sorted(
         (ticket for lane in ledger.lanes for ticket in lane.tickets()),
         key=lambda ticket: (ticket.arrived, ticket.owner, ticket.number),
     )
-    _carry_over(ledger, new, now)
+    _carry_over(ledger, new, now, keeps=terms.capacities == force.capacities)
     for ticket in held:
         since = ticket.granted_at
         ticket.lane = places[ticket.lane]
@@ -62,12 +94,12 @@ def _places(ledger: Ledger, new: Ledger) -> list[int]:
     return [names.index(s.lane.name) if s.lane.name in names else 0 for s in ledger.lanes]
 
 
-def _carry_over(ledger: Ledger, new: Ledger, now: float) -> None:
-    """What was learned, what guards say, and capacities that the new settings leave to measuring."""
+def _carry_over(ledger: Ledger, new: Ledger, now: float, *, keeps: bool) -> None:
+    """What was learned, what guards say, and capacities: all of them, or those left to measuring."""
     new.sizes.load(ledger.sizes.dump())
     new.drain.load(ledger.drain.dump())
     for device, (old, account) in enumerate(zip(ledger.accounts, new.accounts, strict=False)):
-        capacity = account.capacity or old.capacity
+        capacity = old.capacity if keeps else account.capacity or old.capacity
         most = None if old.max_running == float("inf") else int(old.max_running)
         new.allow(device, now, capacity=capacity, ceiling=old.ceiling, max_running=most)
     if ledger.closed:
@@ -75,17 +107,36 @@ def _carry_over(ledger: Ledger, new: Ledger, now: float) -> None:
     new.max_running = ledger.max_running
 
 
-def warn_of_differences(where: str, mine: Terms, force: Terms) -> None:
-    """Log which settings for the budget ``where`` differ from those in force."""
-    differ = [
-        f"{name}={getattr(mine, name)!r} here, {getattr(force, name)!r} in force"
-        for name in Terms.__struct_fields__
-        if getattr(mine, name) != getattr(force, name)
+def in_force(terms: Terms, ledger: Ledger) -> Terms:
+    """``terms`` with the capacities that ``ledger`` has now: measured, or set by hand since."""
+    return msgspec.structs.replace(
+        terms, capacities=tuple(account.capacity for account in ledger.accounts), defaults=()
+    )
+
+
+def tell_differences(where: str, mine: Terms, force: Terms) -> None:
+    """Log which settings for the budget ``where`` differ from those in force, as a warning if given."""
+    given = mine.given()
+    differ = [name for name in TERMS if name != "defaults" and getattr(mine, name) != getattr(force, name)]
+    against = [
+        f"{_said(name, mine)} here, {_value(name, force)} in force" for name in differ if name in given
     ]
-    if differ:
+    if against:
         logger.warning(
             "processes that share the budget %s have different settings, the newest are in force: %s. "
             "Give all of them the same",
             where,
-            "; ".join(differ),
+            "; ".join(against),
         )
+    taken = [_said(name, force) for name in differ if name not in given]
+    if taken and any(force.capacities):
+        logger.info("not set in this process, so as the shared budget %s has it: %s", where, "; ".join(taken))
+
+
+def _said(name: str, terms: Terms) -> str:
+    return f"{'capacity' if name == 'capacities' else name}={_value(name, terms)}"
+
+
+def _value(name: str, terms: Terms) -> str:
+    value: Any = getattr(terms, name)
+    return " + ".join(map(format_bytes, value)) if name == "capacities" else repr(value)

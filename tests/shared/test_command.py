@@ -14,6 +14,7 @@ from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
 from gpu_admission.shared.command import Onlooker
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.operations import Terms
 
 
@@ -161,3 +162,23 @@ def test_an_onlooker_begins_with_the_snapshot_and_can_write_one(folder: Path) ->
     log.stop()
     shared.release(held)
     shared.stop()
+
+
+def test_show_counts_to_now_where_nobody_has_said_anything_since(
+    folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = LogFile.now
+    monkeypatch.setattr(LogFile, "now", lambda self: now(self) + 12 * 10**9)
+    assert budget("show", folder) == 0
+    assert re.search(r"worker\.1 .* 12 s +12 s +alive", capsys.readouterr().out)
+
+
+def test_show_says_who_has_died_before_any_process_has_noticed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead = SharedLedger(FolderLog(folder), Terms((10 << 30,)), name="worker")
+    dead.start(pulse=False)
+    ask(dead, 3 << 30)
+    dead.log._presence.abandon()  # type: ignore[attr-defined]
+    assert budget("show", folder) == 0
+    assert re.search(r"worker\.1 .* 3\.00 GiB .* dead$", capsys.readouterr().out.strip())

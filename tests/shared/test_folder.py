@@ -916,4 +916,4 @@ def test_a_host_without_namespaces_of_time_has_one_clock(
         (tmp_path / "offsets").write_text(said)
     monkeypatch.setattr("gpu_admission.shared.logfile._NAMESPACE", str(tmp_path / "offsets"))
     before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    assert 0 <= LogFile(folder, "boot")._now() - before < 60 * 10**9
+    assert 0 <= LogFile(folder, "boot").now() - before < 60 * 10**9

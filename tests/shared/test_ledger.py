@@ -656,3 +656,58 @@ def test_strangers_are_not_woken_and_break_nothing() -> None:
     world = World(2)
     world[0].log.wake(["stranger", "p1"])
     assert world[1].log.woken.is_set()
+
+
+def given(*names: str, **settings: object) -> Terms:
+    """Terms of which only ``names`` were given."""
+    left = tuple(name for name in TERMS.__struct_fields__ if name not in names)
+    return msgspec.structs.replace(TERMS, **settings, defaults=left)
+
+
+def test_settings_that_were_not_given_leave_those_in_force_whoever_comes_last() -> None:
+    world = World(1, given("capacities", "max_waiting", max_waiting=7))
+    for terms in (given(), given("max_bypass", max_bypass=3), given("max_waiting", max_waiting=9)):
+        Process(world.hub, world.clock, f"q{world.clock.now}", terms)
+        world.clock.now += 1
+    world.catch_up()
+    ledger = world[0].shared.ledger
+    assert (ledger.capacity, ledger.lanes[0].max_waiting, ledger.order.max_bypass) == (100, 9, 3)
+
+
+def test_after_a_loss_of_the_log_each_setting_is_as_it_was_whoever_joins_again_first() -> None:
+    world = World(1, given("capacities", capacities=(70,)))
+    world.clock.now += 1
+    guest = Process(world.hub, world.clock, "guest", given("max_waiting", capacities=(0,), max_waiting=7))
+    world.catch_up()
+    world.hub.lose()
+    for process in (guest, world[0]):
+        process.shared.pulse()
+    world.catch_up()
+    for process in (guest, world[0]):
+        assert process.shared.ledger.capacity == 70
+        assert process.shared.ledger.lanes[0].max_waiting == 7
+
+
+def test_what_is_measured_counts_only_while_no_capacity_was_given_and_none_is_given_back_to_measuring() -> (
+    None
+):
+    measuring = given(capacities=(0,))
+    world = World(2, measuring)
+    world[0].shared.allow(0, capacity=80)
+    assert not world[0].shared.replica.is_given
+    assert world[0].shared.ledger.capacity == 80
+    world[1].shared.resize([60])
+    world.catch_up()
+    world[0].shared.allow(0, capacity=90)
+    newcomer = Process(world.hub, world.clock, "p7", measuring)
+    assert newcomer.shared.replica.is_given
+    assert newcomer.shared.ledger.capacity == 60
+
+
+def test_the_numbers_of_the_warning_are_those_in_force(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(1)
+    world[0].shared.resize([80])
+    Process(world.hub, world.clock, "p7", msgspec.structs.replace(TERMS, max_waiting=7))
+    Process(world.hub, world.clock, "p8", Terms((100,), max_waiting=7, lease_ttl=10.0))
+    assert world[0].shared.ledger.capacity == 80
+    assert "capacity=100 B here, 80 B in force" in caplog.text

@@ -239,7 +239,7 @@ TABLE: dict[str, tuple[Callable[[Case], str], tuple[str, ...]]] = {
     "other rules": (by_other_rules, (HERE, f"version {RULES}", "stop the others first")),
     "other settings": (
         with_other_settings,
-        (HERE, "capacities=(100,) here, (200,) in force", "Give all of them the same"),
+        (HERE, "capacity=100 B here, 200 B in force", "Give all of them the same"),
     ),
     "thrown out": (thrown_out, (HERE, "lease_ttl=10 s, was evicted", "joins again", "raise lease_ttl")),
     "too much unsaid": (piled_up, ("3 operations on the shared budget", "see that what shared= names")),
