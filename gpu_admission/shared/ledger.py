@@ -390,6 +390,11 @@ class SharedLedger:
         return self._member.outbox.member
 
     @property
+    def unheard(self) -> int:
+        """How many entries of this process have not come back from the log yet."""
+        return len(self._member.outbox)
+
+    @property
     def own(self) -> OwnTickets:
         """This process's tickets, to read under ``lock``."""
         return self._own

@@ -103,14 +103,27 @@ def until_equal(auditor: Way, members: Sequence[SharedLedger]) -> None:
         for member in members:
             member.pulse()
         auditor.log.catch_up()
-        states = [figures(member.ledger) for member in members]
-        latest = auditor.heard.entries[-1].at if auditor.heard.entries else 0.0
-        if all(m.is_in and m.replica.at == latest for m in members) and states.count(states[0]) == len(
-            states
-        ):
-            return
+        states = [figures(member.ledger) for member in members]  # which says what has ended
+        is_read = not any(member.unheard for member in members)
+        if is_read and states.count(states[0]) == len(states):
+            everything = serials(whole(auditor.heard.entries))
+            if all(member.is_in and serials(member.replica) == everything for member in members):
+                return
         assert time.monotonic() < end, f"processes that have read the same must agree, not {states}"
         time.sleep(0.005)
+
+
+def whole(entries: Sequence[Entry]) -> Replica:
+    """A replica that has read ``entries``."""
+    replica = Replica()
+    for entry in entries:
+        replica.apply(*entry)
+    return replica
+
+
+def serials(replica: Replica) -> dict[str, int]:
+    """Which entry of each member was the last that ``replica`` has read. Times don't tell: many share one."""
+    return {name: member.serial for name, member in replica.members.living.items()}
 
 
 def compare(
