@@ -16,6 +16,7 @@ from gpu_admission.shared.operations import RULES, End, Terms
 from gpu_admission.shared.outbox import Outbox
 from gpu_admission.shared.process import Pulse
 from gpu_admission.shared.protocol import LogAway
+from gpu_admission.shared.terms import again
 from tests.shared.hub import TERMS, Process, World
 
 pytestmark = pytest.mark.anyio
@@ -380,6 +381,26 @@ def test_new_lanes_keep_what_is_held_and_who_waits() -> None:
     world.catch_up()
     assert waiting.state is GRANTED
     assert world[1].ask(5, 1).lane == 0
+
+
+def test_settings_under_which_one_that_waits_can_never_fit_refuse_it() -> None:
+    world = World(1)
+    world[0].ask(80)
+    large, small = world[0].ask(60), world[0].ask(40)
+    world.clock.now += 1
+    Process(world.hub, world.clock, "p7", msgspec.structs.replace(TERMS, capacities=(50,)))
+    world.catch_up()
+    assert (large.state, small.state) == (REFUSED, WAITING)
+
+
+def test_one_that_joins_again_with_other_devices_keeps_its_own_terms() -> None:
+    mine = given("max_waiting", capacities=(0, 0, 0))
+    assert again(mine, Terms((100, 100))) is mine
+    assert again(mine, Terms((100, 100, 50))).capacities == (100, 100, 50)
+
+
+def test_the_end_of_a_ticket_that_is_not_its_own_is_not_taken_for_done() -> None:
+    assert not World(1)[0].shared.own.end(Ticket(5))
 
 
 def test_members_are_seen_with_what_they_hold() -> None:

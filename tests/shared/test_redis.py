@@ -505,11 +505,20 @@ def test_a_reader_that_stops_its_own_log_does_not_wait_for_itself() -> None:
 
 
 def test_a_connection_that_breaks_while_results_are_looked_at_is_a_failure() -> None:
-    writer = Writer(_Client(), "stream")
+    client = _Client()
+    writer = Writer(client, "stream")
     writer.add(b"x", b"1-0")
     writer.look()
     assert isinstance(writer.failure, ConnectionError)
+    writer.add(b"y", b"2-0")  # goes nowhere: what is not in the log yet is said again on a new connection
+    assert len(client.commands) == 1
     writer.close()
+
+
+def test_a_command_that_can_not_be_written_is_a_failure() -> None:
+    writer = Writer(_Client(most=0), "stream")
+    writer.add(b"x", b"1-0")
+    assert isinstance(writer.failure, ConnectionError)
 
 
 class _Client:
@@ -522,8 +531,14 @@ class _Client:
     def get_connection(self) -> object:
         return self
 
+    def __init__(self, most: int = 1) -> None:
+        self.commands: list[object] = []
+        self._most = most
+
     def send_command(self, *command: object) -> None:
-        pass
+        if len(self.commands) == self._most:
+            raise ConnectionError
+        self.commands.append(command)
 
     def can_read(self, timeout: float) -> bool:
         raise ConnectionError
@@ -544,3 +559,7 @@ def test_an_operators_typo_makes_no_budget(
     assert "(gpu00) yet: write it as they do in shared=" in capsys.readouterr().err
     with server.client() as client:
         assert client.keys("*gpu00*") == []
+
+
+def test_a_server_that_does_not_answer_may_have_been_used() -> None:
+    assert RedisLog(parse("redis://127.0.0.1:1/0?name=gpu0")).is_used()
