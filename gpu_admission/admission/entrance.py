@@ -7,6 +7,7 @@ belongs to the edge (``http``), who may start to the ledger, and waiting to ``wa
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypedDict
 
 import anyio
@@ -97,17 +98,17 @@ class Entrance:
             self._come_home()
         refusal = self._refusal()
         if refusal is not None:
-            raise refusal
+            raise refusal()
 
-    def _refusal(self) -> Rejected | None:
-        """The answer to a request whatever it asks for; ``None``: that depends on what it asks."""
+    def _refusal(self) -> Callable[[], Rejected] | None:
+        """Makes the answer to a request whatever it asks for; ``None``: that depends on what it asks."""
         ledger = self._locked.ledger
         if self._locked.is_closed:
-            return self._refusals.draining()
+            return self._refusals.draining
         if self._monitor.closed is not None:
-            return self._refusals.closed(self._monitor.closed)
+            return partial(self._refusals.closed, self._monitor.closed)
         if ledger.waiting and len(self._lane_names) == 1 and ledger.is_full(0):
-            return self._refusals.queue_full(0)
+            return partial(self._refusals.queue_full, 0)
         return None
 
     async def closed(self) -> None:
