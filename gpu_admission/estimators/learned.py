@@ -158,8 +158,11 @@ class Learned:
         return lambda: self._raised(self._formula(self._expected(route, asked, size)), charged)
 
     def _raised(self, estimate: Estimate, charged: Estimate) -> Estimate:
-        capacity = self.capacity() if callable(self.capacity) else self.capacity
-        return estimate if charged.bytes < estimate.bytes <= (capacity or estimate.bytes) else charged
+        return estimate if charged.bytes < estimate.bytes <= (self._most or estimate.bytes) else charged
+
+    @property
+    def _most(self) -> int | None:
+        return self.capacity() if callable(self.capacity) else self.capacity
 
     def _ask(self, route: str, info: RequestInfo) -> Ask:
         asked, size = asked_of(info), info.size
@@ -323,10 +326,9 @@ class Learned:
     def load(self, path: str | os.PathLike[str]) -> bool:
         """Take in a file that ``save`` wrote; ``False`` when there is none. Raises ``ValueError``."""
         state = statefile.read(path)
-        if state is None:
-            return False
-        self.restore(state)
-        return True
+        if state is not None:
+            self.restore(state)
+        return state is not None
 
     def __repr__(self) -> str:
         with self._lock:
@@ -348,7 +350,7 @@ class Learned:
     def _charge(self, route: str, first: Estimate) -> Estimate:
         if ALONE in first.parts:
             return first
-        capacity = self.capacity() if callable(self.capacity) else self.capacity
+        capacity = self._most
         with self._lock:
             self._take_in()
             corrected = self._corrected(route, first)
