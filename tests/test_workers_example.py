@@ -16,7 +16,8 @@ import httpx
 import pytest
 
 from gpu_admission import cli
-from tests.shared.redisserver import Server, free_port, needs_server
+from tests.shared.redisserver import Server, needs_server
+from tests.waiting import free_port
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]

@@ -62,8 +62,8 @@ def serve(settings: Settings) -> Iterator[int]:
         yield port
 
 
-def main(settings: Settings) -> None:
-    """Inside the child: one socket, and uvicorn's own supervisor of its workers."""
+def main(settings: Settings, factory: str = "gpu_admission.demo.workers:build") -> None:
+    """Inside the child: one socket, and uvicorn's own supervisor of workers with the app of ``factory``."""
     import uvicorn
 
     os.environ[_SETTINGS] = msgspec.json.encode(settings).decode()
@@ -71,7 +71,7 @@ def main(settings: Settings) -> None:
     tell(Listening(port))
     end_with_parent(partial(os.kill, os.getpid(), signal.SIGTERM))
     uvicorn.run(
-        "gpu_admission.demo.workers:build",
+        factory,
         factory=True,
         port=port,
         workers=settings.count,
@@ -80,13 +80,13 @@ def main(settings: Settings) -> None:
     )
 
 
-def build() -> ASGIApp:
-    """Inside a worker: its app."""
+def build(around: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> ASGIApp:
+    """Inside a worker: its app. ``around`` is put between the protection and what passes requests on."""
     settings = msgspec.json.decode(os.environ[_SETTINGS], type=Settings)
     end_with_parent(quieten)
     http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.engine}", timeout=None)
     try:
-        return settings.protection.wrap(passing_on(http, lambda: tell(Started(os.getpid()))))
+        return settings.protection.wrap(around(passing_on(http, lambda: tell(Started(os.getpid())))))
     except Exception as error:
         tell(Started(os.getpid(), str(error)))
         raise

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
-from functools import partial
 from itertools import count
 from pathlib import Path
 
-import httpx
 import msgspec
-import uvicorn
 
-from gpu_admission.demo.process import end_with_parent, quieten, tell
+from gpu_admission.demo import workers
 from gpu_admission.demo.protect import Bytes
-from gpu_admission.demo.workers import _SETTINGS, Listening, Settings, Started, _free_port, passing_on
 from gpu_admission.types import ASGIApp, Receive, Scope, Send
 
 REPORTS = "AUDIT_REPORTS"
@@ -48,29 +43,15 @@ class Audited:
 
 def build() -> ASGIApp:
     """Inside a worker."""
-    settings = msgspec.json.decode(os.environ[_SETTINGS], type=Settings)
-    end_with_parent(quieten)
-    http = httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.engine}", timeout=None)
-    return settings.protection.wrap(Audited(passing_on(http, lambda: tell(Started(os.getpid())))))
+    return workers.build(Audited)
 
 
-def main(settings: Settings) -> None:
+def main(settings: workers.Settings) -> None:
     """Inside the child, as in the demo."""
     assert isinstance(settings.protection, Bytes)
-    os.environ[_SETTINGS] = msgspec.json.encode(settings).decode()
     (Path(os.environ[REPORTS]) / "capacity").write_text(str(settings.protection.capacity))
-    port = _free_port()
-    tell(Listening(port))
-    end_with_parent(partial(os.kill, os.getpid(), signal.SIGTERM))
-    uvicorn.run(
-        "tests.demo.auditedworkers:build",
-        factory=True,
-        port=port,
-        workers=settings.count,
-        log_level="error",
-        timeout_graceful_shutdown=1,
-    )
+    workers.main(settings, "tests.demo.auditedworkers:build")
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Settings))
+    main(msgspec.json.decode(sys.argv[1], type=workers.Settings))

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import httpx
 import pytest
 
 from tests.observe.programs import program
+from tests.waiting import free_port, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -92,23 +92,6 @@ class Running:
             pause.wait(0.2)
 
 
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        port: int = listening.getsockname()[1]
-        return port
-
-
-def answers(port: int) -> None:
-    began, pause = time.monotonic(), threading.Event()
-    while True:
-        with socket.socket() as trying:
-            if trying.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        assert time.monotonic() - began < 60
-        pause.wait(0.1)
-
-
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     prometheus = program("prometheus")
@@ -127,8 +110,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         subprocess.Popen(scraper, cwd=folder, stderr=subprocess.DEVNULL) as watcher,
     ):
         try:
-            answers(app_port)
-            answers(prometheus_port)
+            wait_for(app_port, 60)
+            wait_for(prometheus_port, 60)
             yield Running(app_port, prometheus_port)
         finally:
             watcher.terminate()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -13,15 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import free_port
+
 HAS_SERVER = shutil.which("redis-server") is not None
 needs_server = pytest.mark.skipif(not HAS_SERVER, reason="redis-server is not installed")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Server:

@@ -21,7 +21,7 @@ from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import RULES, Terms
 from gpu_admission.shared.protocol import LogAway
 from tests.shared.hub import World
-from tests.shared.redisserver import free_port
+from tests.waiting import free_port
 
 TERMS = Terms((100,))
 

@@ -21,7 +21,8 @@ from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.operations import Terms
 from gpu_admission.shared.redisaddress import parse
 from gpu_admission.shared.redislog import RedisLog, Writer, _Lost
-from tests.shared.redisserver import Server, free_port, needs_server
+from tests.shared.redisserver import Server, needs_server
+from tests.waiting import free_port
 
 pytestmark = [needs_server, pytest.mark.anyio]
 
