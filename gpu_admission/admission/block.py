@@ -71,7 +71,10 @@ class LeaseContext:
         self._end(error)
 
     def __enter__(self) -> Lease:
-        """For threads, which wait while the event loop runs on. Raises ``RuntimeError`` in the loop's own."""
+        """For threads without an event loop; one that runs elsewhere runs on while this waits.
+
+        Raises ``RuntimeError`` in a thread that runs one.
+        """
         try:
             return self._nested() or self._begun(self._entrance.from_thread(self._ask))
         except Rejected as rejected:

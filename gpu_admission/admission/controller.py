@@ -158,7 +158,7 @@ class Admission:
         timeout: float | None = None,
         own: bool = False,
     ) -> LeaseContext:
-        """``async with admission.lease("2GiB") as lease:`` right at the model call; in a thread, ``with``.
+        """``async with admission.lease("2GiB") as lease:`` at the model call; ``with`` where no loop runs.
 
         Inside a request that holds a lease of this admission already, it is that lease, grown to
         ``size`` for the block where it is smaller: it never waits. ``own=True`` takes a place in the

@@ -256,9 +256,9 @@ class Entrance:
         return self._home.is_elsewhere
 
     def from_thread(self, ask: Callable[[], Coroutine[Any, Any, Lease]]) -> Lease:
-        """The lease from ``ask()``, which is called, and waits, in the loop that is served.
+        """The lease from ``ask()``, which is called and waits in the loop that is served, or one of ours.
 
-        Raises ``RuntimeError`` where that would block the loop, and where there is none.
+        Raises ``RuntimeError`` where that would block a loop.
         """
         return self._home.wait_for(ask)
 
@@ -303,9 +303,9 @@ class Entrance:
                     "this Admission already serves another event loop that is still running; "
                     "give each loop (thread) an Admission of its own"
                 )
-            # Those who waited in the other loop hear of it there, should it ever run again.
-            self._locked.refuse_all()
-            home.loop = loop
+            with home.moving(loop):
+                # Those who waited in the other loop hear of it there, should it ever run again.
+                self._locked.refuse_all()
             self._begun_in = _NOWHERE
             self._measuring = anyio.CapacityLimiter(1)
         self._startup.start()

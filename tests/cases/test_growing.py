@@ -576,8 +576,3 @@ async def test_a_plain_with_in_the_loops_own_thread_says_what_to_write() -> None
     with pytest.raises(RuntimeError, match="use `async with`"):
         admission.lease(10).__enter__()
     assert admission.in_use == 0
-
-
-def test_a_thread_without_any_loop_to_wait_in_says_so() -> None:
-    with pytest.raises(RuntimeError, match="none has yet"):
-        budget().lease(10).__enter__()
