@@ -7,6 +7,7 @@ It reads the log without taking part: it neither joins nor changes settings. All
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import threading
@@ -29,11 +30,10 @@ from gpu_admission.types import MemberSnapshot
 _WITHIN = 5.0
 _COLUMNS = """
 Columns: "holds" is the memory of its "requests", "waiting" how many wait, "for" how long it has been a
-member, "silent" how long ago it was last heard from. "dead": its process has ended; its memory is free for
-whoever asks next. In a folder, silence of any length is normal: a
-process that has nothing to do says nothing, and its end is seen at once. On Redis a process speaks every
-fifth of lease_ttl (of 10 s by default), and counts as dead when it was silent for all of it. "declared
-dead": its memory is held back for half of lease_ttl before others get it.
+member, "silent" how long ago it was last heard from. In a folder, silence of any length is normal: a process
+that has nothing to do says nothing. "dead" there: its process has ended, and its memory is free for whoever
+asks next. On Redis a process speaks every fifth of lease_ttl (of 10 s by default), and is "dead" when it was
+silent for all of it. "declared dead": its memory is held back for half of lease_ttl before others get it.
 """
 
 
@@ -67,19 +67,36 @@ class Onlooker:
     def came_back(self) -> None:
         self.away = None
 
+    def now(self) -> float:
+        """The log's time, also where nobody has said anything for long."""
+        return self.log.now() if isinstance(self.log, (FolderLog, RedisLog)) else self.replica.at
+
     def members(self) -> tuple[MemberSnapshot, ...]:
         self.log.catch_up()
         with self._lock:
-            now = self.log.now() if isinstance(self.log, FolderLog) else self.replica.at
-            return view_members(self.replica, "", now)
+            return view_members(self.replica, "", self.now())
 
     def gone(self) -> set[str]:
-        """The names of members whose process has ended, which nobody in the log has said yet."""
-        if not self.log.knows_deaths:
-            return set()
+        """The names of members that are dead, which nobody in the log has said yet."""
         with self._lock:
-            living = list(self.replica.members.living)
-        return {name for name in living if self.log.is_alive(process_of(name)) is False}
+            members, terms = self.replica.members, self.replica.terms
+            if self.log.knows_deaths:
+                return {name for name in members.living if self.log.is_alive(process_of(name)) is False}
+            ttl = math.inf if terms is None else terms.lease_ttl
+            return {member.name for member in members.overdue(self.now(), ttl)}
+
+    def summary(self) -> str:
+        """One line on the whole budget."""
+        with self._lock:
+            ledger, settles = self.replica.ledger, self.replica.settles
+            if ledger is None:
+                return "no process has used this budget yet"
+            wait = 0.0 if settles is None else settles - self.now()
+            state = ", drained" if ledger.closed else f", starts nothing for {wait:.0f} s" if wait > 0 else ""
+            return (
+                f"{format_bytes(ledger.in_use)} of {format_bytes(ledger.capacity)} in use by "
+                f"{ledger.running}, {ledger.waiting} waiting ({format_bytes(ledger.waiting_bytes)}){state}"
+            )
 
     def say(self, operation: Operation) -> None:
         """Append ``operation``, and have all processes read it."""
@@ -128,23 +145,11 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
             return _fail(onlooker.away)
         if arguments.action == "show":
             members = onlooker.members()
-            show(summary(onlooker.replica), members, onlooker.gone())
+            show(onlooker.summary(), members, onlooker.gone())
             return 0
         return _ACTIONS[arguments.action](onlooker, arguments)
     finally:
         log.stop()
-
-
-def summary(replica: Replica) -> str:
-    """One line on the whole budget."""
-    ledger = replica.ledger
-    if ledger is None:
-        return "no process has used this budget yet"
-    state = ", drained" if ledger.closed else ", settling" if replica.settles is not None else ""
-    return (
-        f"{format_bytes(ledger.in_use)} of {format_bytes(ledger.capacity)} in use by {ledger.running}, "
-        f"{ledger.waiting} waiting ({format_bytes(ledger.waiting_bytes)}){state}"
-    )
 
 
 def _drain(onlooker: Onlooker, arguments: argparse.Namespace) -> int:

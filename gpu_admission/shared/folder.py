@@ -182,7 +182,10 @@ class FolderLog:
 
     def _show_again(self) -> None:
         """The folder was removed, or cleaned: make this process visible again."""
-        prepare_folder(self._folder)
+        try:
+            prepare_folder(self._folder)
+        except ValueError as error:  # somebody made another in its place
+            raise LogAway(str(error)) from error
         self._presence.show()
         self._presence.join()
 

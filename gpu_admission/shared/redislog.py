@@ -58,6 +58,7 @@ class RedisLog:
         self._stream = address.key("log")
         self._snapshot = address.key("snapshot")
         self._place: bytes | None = None
+        self._read_at = 0.0
         self._run = address.key("run")
         self._server = b""
         self._seen = 0.0
@@ -122,6 +123,10 @@ class RedisLog:
 
     def is_alive(self, process: str) -> bool | None:
         return None
+
+    def now(self) -> float:
+        """The log's time: that of the last entry, and what has passed since it was read."""
+        return _seconds(self._place or b"0-0") + time.monotonic() - self._read_at
 
     def compact(self) -> None:
         """Done by the reader, between two reads: there it is known what has been received."""
@@ -302,6 +307,7 @@ class RedisLog:
             data = fields.get(_ENTRY) or fields.get(_OPENING)
             if data is not None:
                 entries.append(Entry(_seconds(place), data))
+        self._read_at = time.monotonic()
         self._read_since += len(entries)
         if entries:
             self._listener.received(entries)

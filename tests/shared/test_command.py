@@ -11,7 +11,7 @@ import pytest
 
 from gpu_admission import cli
 from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
-from gpu_admission.shared.command import Onlooker, summary
+from gpu_admission.shared.command import Onlooker
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.logfile import LogFile
@@ -47,7 +47,7 @@ def ask(shared: SharedLedger, size: int) -> Ticket:
 def test_a_log_that_does_not_see_deaths_knows_none_that_are_gone() -> None:
     onlooker = Onlooker(MemoryLog(MemoryHub(knows_deaths=False)))
     assert onlooker.gone() == set()
-    assert summary(onlooker.replica) == "no process has used this budget yet"
+    assert onlooker.summary() == "no process has used this budget yet"
 
 
 def test_show_says_who_holds_what(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -235,8 +237,6 @@ def test_a_log_that_was_removed_grants_nothing_until_the_living_have_declared(
 def test_a_folder_that_was_removed_is_made_again_and_its_process_is_seen(
     folder: Path, join: Callable[..., SharedLedger]
 ) -> None:
-    import shutil
-
     first = join()
     running = ask(first, 60)
     running.started = True
@@ -353,6 +353,59 @@ def test_a_broken_disk_is_a_log_that_is_away(
         assert "Input/output error" in (first.away or "")
     first.pulse()
     assert first.away is None
+
+
+def test_a_folder_that_can_not_be_read_is_away_until_it_can(
+    join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = join(), join()
+    held = ask(second, 70)
+
+    def broken(fd: int, size: int, offset: int) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pread", broken)
+        first.catch_up()
+        assert "can't be read or written (Input/output error)" in (first.away or "")
+    first.catch_up()
+    assert first.away is None
+    assert first.ledger.in_use == 70
+    second.release(held)
+
+
+def test_a_folder_that_was_made_anew_for_others_too_is_away_until_it_is_this_users_alone(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    """Requests wait for it like for any log that is away: none of them fails with its error."""
+    first = join()
+    running = ask(first, 60)
+    running.started = True
+    shutil.rmtree(folder)
+    folder.mkdir()
+    folder.chmod(0o755)
+    first.catch_up()
+    assert "(chmod 700)" in (first.away or "")
+    waiting = ask(first, 30)
+    assert waiting.state is NEW
+    folder.chmod(0o700)
+    first.pulse()
+    assert first.away is None
+    assert first.ledger.in_use == 60
+    assert waiting.state is WAITING, "the log was lost"
+
+
+def test_what_lands_in_the_rest_of_a_log_that_was_cut_short_is_said_again(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    """Before anybody has looked whether the file is still whole."""
+    first = join(settle=0.0)
+    running = ask(first, 60)
+    running.started = True
+    first.log._look_at = math.inf  # type: ignore[attr-defined]
+    os.truncate(log_of(folder), HEAD_SIZE)
+    assert ask(first, 30).state is GRANTED
+    assert first.ledger.in_use == 90
 
 
 def test_a_process_that_stopped_while_it_replaced_the_log_stops_nobody(

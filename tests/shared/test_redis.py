@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -564,3 +565,35 @@ def test_an_operators_typo_makes_no_budget(
 
 def test_a_server_that_does_not_answer_may_have_been_used() -> None:
     assert RedisLog(parse("redis://127.0.0.1:1/0?name=gpu0")).is_used()
+
+
+def shift(server: Server, seconds: int) -> None:
+    """Have all that is in the log said ``seconds`` earlier."""
+    log, run = "gpu_admission:{gpu0}:log", "gpu_admission:{gpu0}:run"
+    with server.client() as client:
+        said = client.xrange(log)
+        client.delete(log)
+        for place, fields in said:
+            milliseconds, _, number = place.partition(b"-")
+            earlier = client.xadd(log, fields, b"%d-%b" % (int(milliseconds) - seconds * 1000, number))
+            if place == client.hget(run, "opened"):
+                client.hset(run, "opened", earlier)
+
+
+@pytest.mark.parametrize(("lease_ttl", "state"), [(100.0, "alive"), (10.0, "dead")])
+def test_show_counts_to_the_servers_now_where_nobody_has_said_anything_since(
+    server: Server, lease_ttl: float, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = RedisLog(parse(server.address), settle=60.0)
+    silent = SharedLedger(log, Terms((100,), lease_ttl=lease_ttl), name="worker")
+    silent.start(pulse=False)
+    wait_for(lambda: silent.is_in)
+    log.stop()
+    shift(server, 40)
+    assert cli.main(["budget", "show", server.address]) == 0
+    said = capsys.readouterr().out
+    assert re.search(rf"worker\.1 .* (4\d) s +(4\d) s +{state}", said)
+    assert re.search(r"0 waiting \(0 B\), starts nothing for (1\d|20) s", said)
+    shift(server, 40)
+    assert cli.main(["budget", "show", server.address]) == 0
+    assert "starts nothing" not in capsys.readouterr().out
