@@ -36,7 +36,10 @@ _LOOK = 1.0
 
 
 class FolderLog:
-    """``FolderLog("/dev/shm/gpu0")``. ``settle``: seconds for which a log that was lost grants nothing."""
+    """``FolderLog("/dev/shm/gpu0")``. ``settle``: seconds for which a log that was lost grants nothing.
+
+    Bytes of a process that was killed come back within 0.5 s while somebody waits.
+    """
 
     is_immediate = True
     knows_deaths = True

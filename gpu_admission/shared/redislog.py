@@ -25,6 +25,7 @@ from typing import Any
 from gpu_admission.shared.operations import Open, encode
 from gpu_admission.shared.protocol import Entry, Listener
 from gpu_admission.shared.redisaddress import RedisAddress
+from gpu_admission.shared.redisplace import just_before, order, seconds_of
 
 logger = logging.getLogger("gpu_admission")
 
@@ -43,7 +44,10 @@ class _Lost(Exception):
 
 
 class RedisLog:
-    """``settle``: seconds for which a log that has begun anew grants nothing."""
+    """``settle``: seconds for which a log that has begun anew grants nothing.
+
+    Bytes of a process that was killed come back within 1.5 ``lease_ttl``.
+    """
 
     is_immediate = False
     knows_deaths = False
@@ -126,7 +130,7 @@ class RedisLog:
 
     def now(self) -> float:
         """The log's time: that of the last entry, and what has passed since it was read."""
-        return _seconds(self._place or b"0-0") + time.monotonic() - self._read_at
+        return seconds_of(self._place or b"0-0") + time.monotonic() - self._read_at
 
     def compact(self) -> None:
         """Done by the reader, between two reads: there it is known what has been received."""
@@ -228,7 +232,7 @@ class RedisLog:
         if snapshot and self._has(client, snapshot[b"place"]):
             return self._restart(snapshot[b"place"], snapshot[b"state"])
         if self._has(client, run[b"opened"]):
-            return self._restart(_just_before(run[b"opened"]), None)
+            return self._restart(just_before(run[b"opened"]), None)
         return self._open(client, "the log lacks what was read before", server)
 
     def _has(self, client: Any, place: bytes) -> bool:
@@ -246,7 +250,7 @@ class RedisLog:
         client.hset(self._run, mapping={"server": server, "opened": place})
         said = "the shared budget %s begins anew (%s): it grants nothing for %g s"
         logger.warning(said, self.where, why, self._settle)
-        self._restart(_just_before(place), None)
+        self._restart(just_before(place), None)
 
     def _probe(self, client: Any) -> bytes:
         """An empty entry: the server takes writes, and what is read up to it is all there is."""
@@ -258,7 +262,7 @@ class RedisLog:
     # reading
 
     def _read_up_to(self, client: Any, last: bytes) -> None:
-        while _key(self._place or b"0-0") < _key(last):
+        while order(self._place or b"0-0") < order(last):
             if not self._take(client.xread({self._stream: self._place}, count=_AT_ONCE)):
                 raise _Lost
 
@@ -280,7 +284,7 @@ class RedisLog:
 
     def _stands_still(self, client: Any, now: float) -> bool:
         """Whether the log's time stands still, since the server's clock was set back: nobody would die."""
-        at = _key(self._place or b"0-0")[0]
+        at = order(self._place or b"0-0")[0]
         if at != self._same_since[0]:
             self._same_since = at, now
         if now - self._same_since[1] < _STALLED:
@@ -306,7 +310,7 @@ class RedisLog:
             self._place = place
             data = fields.get(_ENTRY) or fields.get(_OPENING)
             if data is not None:
-                entries.append(Entry(_seconds(place), data))
+                entries.append(Entry(seconds_of(place), data))
         self._read_at = time.monotonic()
         self._read_since += len(entries)
         if entries:
@@ -327,7 +331,7 @@ class RedisLog:
         with contextlib.suppress(WatchError), client.pipeline() as pipeline:
             pipeline.watch(self._snapshot)
             before = pipeline.hget(self._snapshot, "place")
-            if before is not None and _key(before) >= _key(place):
+            if before is not None and order(before) >= order(place):
                 return
             pipeline.multi()
             fields = {"place": place, "state": state}
@@ -336,21 +340,6 @@ class RedisLog:
                 # Not what lies behind the last snapshot: a slow reader may still be there.
                 pipeline.execute_command("XTRIM", self._stream, "MINID", before)
             pipeline.execute()
-
-
-def _key(place: bytes) -> tuple[int, int]:
-    """Places in their order."""
-    milliseconds, _, number = place.partition(b"-")
-    return int(milliseconds), int(number)
-
-
-def _just_before(place: bytes) -> bytes:
-    milliseconds, number = _key(place)
-    return b"%d-%d" % ((milliseconds, number - 1) if number else (milliseconds - 1, (1 << 64) - 1))
-
-
-def _seconds(place: bytes) -> float:
-    return int(place.partition(b"-")[0]) / 1000
 
 
 class Writer:
@@ -389,7 +378,7 @@ class Writer:
     def _look(self) -> None:
         while self._after and self._connection.can_read(0):
             place = self._connection.read_response()
-            if place is None or _key(place) <= _key(self._after.popleft()):
+            if place is None or order(place) <= order(self._after.popleft()):
                 raise _Lost
 
     def close(self) -> None:
