@@ -121,6 +121,14 @@ class LogFile:
             os.rename(self._path(number), self._folder / "log.broken")
 
     @property
+    def grown(self) -> int:
+        """Bytes of entries in the file that is open, beyond those of the snapshot that it begins with.
+
+        Otherwise a large snapshot would be written again and again.
+        """
+        return self.size - 2 * self._start
+
+    @property
     def place(self) -> int:
         """How far this process has read, in the whole log."""
         return self.head.base + self._offset - self._start

@@ -232,8 +232,6 @@ class Membership:
             self.flush()
             self._beat_if_due(now)
             self.bury(0.0)
-            if self.away is None and not self._is_reading:
-                self.log.compact()
             return self._pause(now)
 
     def snapshot(self) -> bytes:

@@ -31,7 +31,7 @@ class MemoryHub:
         self.settle = settle
         """Seconds for which a log that replaces a lost one grants nothing."""
         self.long = long
-        """With this many entries the log is compacted."""
+        """With this many entries it begins anew, with a snapshot."""
         self.lock = threading.RLock()
         self.logs: dict[str, MemoryLog] = {}
         self.dead: set[str] = set()
@@ -130,7 +130,15 @@ class MemoryLog:
             self.place += len(entries)
             if entries:
                 self.listener.received(entries)
+            if len(self.hub.entries) >= self.hub.long and self.place == self.hub.end:
+                self._compact()
             return len(entries)
+
+    def _compact(self) -> None:
+        self.hub.snapshot = self.listener.snapshot()
+        last = self.hub.entries[-1]
+        self.hub.first, self.hub.entries = self.hub.end, []
+        self.hub.entries.append(Entry(last.at, b""))  # keeps the clock from going back
 
     def cut(self) -> None:
         self.is_cut = True
@@ -155,15 +163,6 @@ class MemoryLog:
 
     def is_alive(self, process: str) -> bool | None:
         return process not in self.hub.dead if self.hub.knows_deaths else None
-
-    def compact(self) -> None:
-        with self.hub.lock:
-            if len(self.hub.entries) < self.hub.long or self.place != self.hub.end:
-                return
-            self.hub.snapshot = self.listener.snapshot()
-            last = self.hub.entries[-1]
-            self.hub.first, self.hub.entries = self.hub.end, []
-            self.hub.entries.append(Entry(last.at, b""))  # keeps the clock from going back
 
     def stop(self) -> None:
         self.hub.logs.pop(self.process, None)

@@ -36,7 +36,7 @@ class Listener(Protocol):
         """
 
     def snapshot(self) -> bytes:
-        """Its whole state after what was received so far, for those who come later."""
+        """Its whole state after what was received so far: a log that has become long begins with it anew."""
         ...
 
     def went_away(self, why: str) -> None:
@@ -83,9 +83,6 @@ class Log(Protocol):
 
     def is_alive(self, process: str) -> bool | None:
         """Whether it still runs; ``None`` where the log can't know."""
-
-    def compact(self) -> None:
-        """Where the log is long: replace what has been received by the listener's ``snapshot``."""
 
     def stop(self) -> None:
         """Report no more, and let go of everything."""

@@ -29,13 +29,17 @@ from gpu_admission.shared.redisplace import just_before, order, seconds_of
 
 logger = logging.getLogger("gpu_admission")
 
-_LONG = 50_000
+_OFTEN = 1000
+"""Entries after which a snapshot is made: what a newcomer has to read takes about 20 ms a thousand."""
+_KEPT = 50_000
+"""Entries that are kept: how far a reader may fall behind before it has to begin anew."""
 _AT_ONCE = 1000
 _BLOCK = 1.0
 _STALLED = _BLOCK + 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _START_WITHIN = 5.0
 _UNSEEN = 32
+_ENTRY_BYTES = 64
 _ENTRY, _OPENING, _PROBE = b"d", b"o", b"p"
 
 
@@ -54,13 +58,14 @@ class RedisLog:
 
     lifeline = None
 
-    def __init__(self, address: RedisAddress, *, settle: float = 10.0, long: int = _LONG) -> None:
+    def __init__(self, address: RedisAddress, *, settle: float = 10.0, often: int = _OFTEN) -> None:
         self.where = address.where
         self._address = address
         self._settle = settle
-        self._long = long
+        self._often = often
         self._stream = address.key("log")
         self._snapshot = address.key("snapshot")
+        self._snapshot_at: bytes | None = None
         self._place: bytes | None = None
         self._read_at = 0.0
         self._run = address.key("run")
@@ -69,7 +74,6 @@ class RedisLog:
         self._same_since = (0, 0.0)
         """The log's time at the last entry in milliseconds, and since when entries have had it."""
         self._read_since = 0
-        self._is_long = False
         self._writer: Writer | None = None
         self._woken = threading.Event()
         self._stopped = threading.Event()
@@ -131,10 +135,6 @@ class RedisLog:
     def now(self) -> float:
         """The log's time: that of the last entry, and what has passed since it was read."""
         return seconds_of(self._place or b"0-0") + time.monotonic() - self._read_at
-
-    def compact(self) -> None:
-        """Done by the reader, between two reads: there it is known what has been received."""
-        self._is_long = self._read_since >= self._long
 
     def stop(self) -> None:
         """What was said last has been sent; the server has it even if this process ends now."""
@@ -241,6 +241,7 @@ class RedisLog:
     def _restart(self, place: bytes, snapshot: bytes | None) -> None:
         self._place = place
         self._read_since = 0
+        self._snapshot_at = None if snapshot is None else place
         self._listener.restarted(snapshot)
 
     def _open(self, client: Any, why: str, server: bytes) -> None:
@@ -279,8 +280,8 @@ class RedisLog:
             if has_news and self._stands_still(client, now):
                 client.delete(self._stream, self._snapshot)
                 raise _Lost
-            if self._is_long:
-                self._compact(client)
+            if self._read_since >= self._often:
+                self._save(client)
 
     def _stands_still(self, client: Any, now: float) -> bool:
         """Whether the log's time stands still, since the server's clock was set back: nobody would die."""
@@ -317,29 +318,29 @@ class RedisLog:
             self._listener.received(entries)
         return True
 
-    # a snapshot in place of everything before it
+    # a snapshot, so that a newcomer needn't read everything
 
-    def _compact(self, client: Any) -> None:
+    def _save(self, client: Any) -> None:
+        """Write down what was read so far, unless another process has since this one last looked."""
         from redis.exceptions import WatchError
 
-        self._is_long, self._read_since = False, 0
-        if client.xlen(self._stream) < self._long:
-            return  # another process has done it
-        place = self._place
+        place, last = self._place, client.hget(self._snapshot, "place")
         assert place is not None
+        size = client.hstrlen(self._snapshot, "state")
+        self._read_since = -(size // _ENTRY_BYTES)  # a large one is made more seldom
+        if last != self._snapshot_at or (last is not None and order(last) >= order(place)):
+            self._snapshot_at = last
+            return
         state = self._listener.snapshot()
         with contextlib.suppress(WatchError), client.pipeline() as pipeline:
             pipeline.watch(self._snapshot)
-            before = pipeline.hget(self._snapshot, "place")
-            if before is not None and order(before) >= order(place):
+            if pipeline.hget(self._snapshot, "place") != last:
                 return
             pipeline.multi()
-            fields = {"place": place, "state": state}
-            pipeline.hset(self._snapshot, mapping=fields)
-            if before is not None:
-                # Not what lies behind the last snapshot: a slow reader may still be there.
-                pipeline.execute_command("XTRIM", self._stream, "MINID", before)
+            pipeline.hset(self._snapshot, mapping={"place": place, "state": state})
+            pipeline.xtrim(self._stream, maxlen=_KEPT, approximate=True)
             pipeline.execute()
+            self._snapshot_at = place
 
 
 class Writer:

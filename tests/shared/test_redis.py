@@ -42,8 +42,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
 def join(server: Server) -> Iterator[Callable[..., SharedLedger]]:
     made: list[SharedLedger] = []
 
-    def make(*, terms: Terms = TERMS, settle: float = TTL, long: int = 50_000, at: str = "") -> SharedLedger:
-        shared = SharedLedger(RedisLog(parse(at or server.address), settle=settle, long=long), terms)
+    def make(*, terms: Terms = TERMS, settle: float = TTL, often: int = 1000, at: str = "") -> SharedLedger:
+        shared = SharedLedger(RedisLog(parse(at or server.address), settle=settle, often=often), terms)
         made.append(shared)
         shared.start()
         return shared
@@ -298,18 +298,18 @@ def test_a_server_that_is_not_there_at_start_is_away_and_joined_when_it_comes(
 
 
 def test_a_long_log_is_cut_and_a_newcomer_begins_with_the_snapshot(
-    server: Server, join: Callable[..., SharedLedger]
+    server: Server, join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = join(settle=0.0, long=60)
+    monkeypatch.setattr("gpu_admission.shared.redislog._KEPT", 200)
+    first, second = join(settle=0.0, often=60), join(often=60)
     held = ask(first, 70, GRANTED)
-    for _ in range(8):
-        for _ in range(30):
-            first.release(ask(first, 1, GRANTED))
-        first.pulse()
-        time.sleep(0.05)
-    wait_for(lambda: int(server.do("XLEN", "gpu_admission:{gpu0}:log")) < 400)
-    newcomer = join(long=60)
-    wait_for(lambda: newcomer.ledger.in_use == 70)
+    for _ in range(240):
+        first.release(ask(first, 1, GRANTED))
+    wait_for(lambda: second.ledger.in_use == 70)
+    assert int(server.do("XLEN", "gpu_admission:{gpu0}:log")) < 400
+    newcomer = join(often=60)
+    assert newcomer.ledger.in_use == 70
+    assert newcomer.log._read_since < 3 * 60  # type: ignore[attr-defined]
     waiting = ask(newcomer, 40, WAITING)
     first.release(held)
     wait_for(lambda: waiting.state is GRANTED)
@@ -469,7 +469,7 @@ class Answers:
 
 
 def log_at(place: bytes) -> RedisLog:
-    log = RedisLog(parse("redis://h/0?name=gpu0"), long=10)
+    log = RedisLog(parse("redis://h/0?name=gpu0"), often=10)
     log._place = place
     return log
 
@@ -496,8 +496,11 @@ def test_a_log_whose_clock_only_stands_still_for_a_moment_is_kept() -> None:
     assert not log._stands_still(Answers(time=(4, 0)), 110.5), "asked only now and then"
 
 
-def test_a_log_that_another_process_has_cut_already_is_not_cut_again() -> None:
-    log_at(b"5-0")._compact(Answers(xlen=9))
+@pytest.mark.parametrize("theirs", [b"4-0", b"6-0"])
+def test_a_snapshot_that_another_process_has_made_meanwhile_is_left_alone(theirs: bytes) -> None:
+    log = log_at(b"5-0")
+    log._save(Answers(hget=theirs, hstrlen=640))
+    assert log._read_since == -10, "and the next is made later, the larger this one was"
 
 
 def test_a_reader_that_stops_its_own_log_does_not_wait_for_itself() -> None:
