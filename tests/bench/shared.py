@@ -138,14 +138,16 @@ def main() -> None:
         server.stop()
         print(f"redis, one XADD     {added:8.1f} us")
         print(f"redis, a grant      {granted:8.1f} us ({granted / added:.2f} x)")
-        print(
-            f"redis, a newcomer   {statistics.median(ready):8.1f} ms until it is ready, at most {max(ready):.1f}"
-        )
+        print(f"redis, a newcomer   {in_all(ready)}")
     largest, ready = a_million_operations()
     print(
         f"folder, a newcomer  {statistics.median(ready):8.1f} ms until it is ready, at most {max(ready):.1f}"
     )
     print(f"10^6 operations: log at most {largest / 1e6:.1f} MB")
+
+
+def in_all(ready: list[float]) -> str:
+    return f"{statistics.median(ready):8.1f} ms until it is ready, at most {max(ready):.1f}"
 
 
 def void(_: object) -> None:
