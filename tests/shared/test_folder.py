@@ -897,7 +897,8 @@ def test_a_seal_that_cannot_be_written_is_a_log_that_is_away(
 
 
 def test_a_file_that_was_replaced_is_read_to_its_end_before_it_is_left(
-    folder: Path, join: Callable[..., SharedLedger],
+    folder: Path,
+    join: Callable[..., SharedLedger],
 ) -> None:
     first, second = join(long=500), join()
     held = ask(first, 60)
