@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.testclient import TestClient
 
 from gpu_admission import Admission
+from gpu_admission.observe import metrics_app
 from gpu_admission.observe.board import Board
 from gpu_admission.observe.speaker import running_here, speaks_for, without_totals
 from gpu_admission.types import Estimate, MemberSnapshot, Snapshot
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -78,3 +88,78 @@ async def test_the_page_of_any_worker_shows_who_holds_what(tmp_path: Path) -> No
     lease.release()
     await first.aclose()
     await second.aclose()
+
+
+WORKER = """
+import asyncio, sys
+from gpu_admission import Admission
+from gpu_admission.observe import Metrics
+
+async def ask(admission, size):
+    async with admission.lease(size, own=True, timeout=60):
+        raise AssertionError
+
+async def main():
+    admission = Admission(capacity=100, estimator=1, shared=sys.argv[1], observers=[Metrics()])
+    await admission.begin()
+    held, *more = map(int, sys.argv[2:])
+    async with admission.lease(held):
+        print("holds", flush=True)
+        waits = [asyncio.create_task(ask(admission, size)) for size in more]
+        await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def workers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two real ones of one budget: the first holds 30, the second 40, and a request of 90 waits there."""
+    place = tmp_path_factory.mktemp("shared") / "gpu0"
+    workers: list[subprocess.Popen[str]] = []
+    for sizes in (["30"], ["40", "90"]):
+        command = [sys.executable, "-c", WORKER, str(place), *sizes]
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        workers.append(worker)
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "holds\n"
+    yield workers
+    for worker in workers:
+        worker.kill()
+        worker.communicate()
+
+
+def scraped() -> dict[str, float]:
+    """What a scrape says, summed over all labels."""
+    app = Starlette(routes=[Mount("/", metrics_app(registry=CollectorRegistry()))])
+    samples: dict[str, float] = {}
+    for family in text_string_to_metric_families(TestClient(app).get("/").text):
+        for sample in family.samples:
+            name = sample.name.removeprefix("gpu_admission_")
+            samples[name] = samples.get(name, 0.0) + sample.value
+    return samples
+
+
+def totals(capacity: int, in_use: int, running: int, waiting: int) -> dict[str, float]:
+    return {
+        "capacity_bytes": capacity,
+        "ceiling_bytes": capacity,
+        "in_use_bytes": in_use,
+        "lane_in_use_bytes": in_use,
+        "running_requests": running,
+        "waiting_requests": waiting,
+        "waiting_bytes": waiting * 90,
+    }
+
+
+def test_a_scrape_of_several_workers_tells_their_one_budget_once(
+    workers: list[subprocess.Popen[str]],
+) -> None:
+    def tells(expected: dict[str, float]) -> bool:
+        said = scraped()
+        return {name: said.get(name) for name in expected} == expected
+
+    until(lambda: tells(totals(100, in_use=70, running=2, waiting=1)))
+    workers[0].kill()  # which told them
+    workers[0].wait()
+    until(lambda: tells(totals(100, in_use=40, running=1, waiting=1)))
