@@ -37,7 +37,7 @@ from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import host_name, pid, process_of
 from gpu_admission.shared.protocol import Entry, Log
 from gpu_admission.shared.replica import Replica
-from gpu_admission.shared.terms import again, in_force, tell_differences
+from gpu_admission.shared.terms import InForce, again
 from gpu_admission.shared.untold import MOMENT, Untold
 
 logger = logging.getLogger("gpu_admission")
@@ -90,8 +90,7 @@ class Membership:
         self._since = 0.0
         self._seen: tuple[float, float] = (0.0, clock())
         self._beaten = -math.inf
-        self._agreed: Terms | None = None
-        self._force: Terms | None = None
+        self._force = InForce()
         self._deaths = Deaths(log)
 
     # joining and leaving
@@ -126,7 +125,7 @@ class Membership:
         self.own.alone.clear()
         self.untold.clear()
         holds = tuple(map(self._held, self.own.running))
-        join = Join(pid(), host_name(), again(self.terms, self._force), self._since, former, holds)
+        join = Join(pid(), host_name(), again(self.terms, self._force.terms), self._since, former, holds)
         self._epoch = self.replica.epoch
         self.append(join)
         for allow in self.allowed.values():
@@ -350,13 +349,10 @@ class Membership:
         self._enter()
 
     def _compare_terms(self) -> None:
-        self._noted, terms = self.replica.changes, self.replica.terms
-        if terms is None or self.replica.ledger is None:
-            return
-        self._force = in_force(terms, self.replica.ledger)
-        if terms is not self._agreed:
-            self._agreed = terms
-            tell_differences(self.log.where, self.terms, self._force)
+        self._noted = self.replica.changes
+        terms, ledger = self.replica.terms, self.replica.ledger
+        if terms is not None and ledger is not None:
+            self._force.compare(self.log.where, self.terms, terms, ledger, has_joined=self._since > 0)
 
     def tell_all(self, operation: Operation) -> None:
         """Say what concerns everybody, and have them read it soon."""

@@ -114,10 +114,43 @@ def in_force(terms: Terms, ledger: Ledger) -> Terms:
     )
 
 
+class InForce:
+    """The settings in force as one process last saw them, and what it has logged of them."""
+
+    def __init__(self) -> None:
+        self.terms: Terms | None = None
+        self._told: Terms | None = None
+
+    def compare(self, where: str, mine: Terms, terms: Terms, ledger: Ledger, *, has_joined: bool) -> None:
+        """``terms`` are in force for the budget ``where``: once it ``has_joined``, log what differs."""
+        before, self.terms = self.terms, in_force(terms, ledger)
+        if terms is self._told or not has_joined:
+            return
+        is_new, self._told = self._told is None, terms
+        if is_new and before is not None:
+            tell_changes(where, mine, before, self.terms)
+        tell_differences(where, mine, self.terms)
+
+
+def tell_changes(where: str, mine: Terms, before: Terms, force: Terms) -> None:
+    """Log, as a warning, which settings for the budget ``where`` a process has changed by joining it."""
+    changed = [
+        f"{_said(name, mine)} here, {_value(name, before)} before"
+        for name in _differing(before, force)
+        if name in mine.given() and name not in _differing(mine, force)
+    ]
+    if changed:
+        logger.warning(
+            "processes that share the budget %s have different settings, and those of this one, the newest, "
+            "are in force for all: %s. Give all of them the same",
+            where,
+            "; ".join(changed),
+        )
+
+
 def tell_differences(where: str, mine: Terms, force: Terms) -> None:
     """Log which settings for the budget ``where`` differ from those in force, as a warning if given."""
-    given = mine.given()
-    differ = [name for name in TERMS if name != "defaults" and getattr(mine, name) != getattr(force, name)]
+    given, differ = mine.given(), _differing(mine, force)
     against = [
         f"{_said(name, mine)} here, {_value(name, force)} in force" for name in differ if name in given
     ]
@@ -131,6 +164,10 @@ def tell_differences(where: str, mine: Terms, force: Terms) -> None:
     taken = [_said(name, force) for name in differ if name not in given]
     if taken and any(force.capacities):
         logger.info("not set in this process, so as the shared budget %s has it: %s", where, "; ".join(taken))
+
+
+def _differing(some: Terms, others: Terms) -> list[str]:
+    return [name for name in TERMS if name != "defaults" and getattr(some, name) != getattr(others, name)]
 
 
 def _said(name: str, terms: Terms) -> str:

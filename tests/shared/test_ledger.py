@@ -724,10 +724,23 @@ def test_what_is_measured_counts_only_while_no_capacity_was_given_and_none_is_gi
     assert newcomer.shared.ledger.capacity == 60
 
 
+def test_of_different_settings_both_sides_are_warned(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(1)
+    Process(world.hub, world.clock, "p7", Terms((50,), max_waiting=7, lease_ttl=10.0))
+    (newcomer,) = [record.getMessage() for record in caplog.records]
+    assert "those of this one, the newest, are in force for all" in newcomer
+    assert "capacity=50 B here, 100 B before; max_waiting=7 here, 100 before" in newcomer
+    caplog.clear()
+    world.catch_up()
+    (other,) = [record.getMessage() for record in caplog.records]
+    assert "capacity=100 B here, 50 B in force; max_waiting=100 here, 7 in force" in other
+
+
 def test_the_numbers_of_the_warning_are_those_in_force(caplog: pytest.LogCaptureFixture) -> None:
     world = World(1)
     world[0].shared.resize([80])
     Process(world.hub, world.clock, "p7", msgspec.structs.replace(TERMS, max_waiting=7))
-    Process(world.hub, world.clock, "p8", Terms((100,), max_waiting=7, lease_ttl=10.0))
     assert world[0].shared.ledger.capacity == 80
-    assert "capacity=100 B here, 80 B in force" in caplog.text
+    changed, differs = [record.getMessage() for record in caplog.records]
+    assert "are in force for all: max_waiting=7 here, 100 before. Give" in changed
+    assert "in force: capacity=100 B here, 80 B in force. Give" in differs
