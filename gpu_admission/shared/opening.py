@@ -21,6 +21,7 @@ def open_log(shared: Any, *, lease_ttl: float = 10.0) -> Log:
     if isinstance(shared, str) and "://" in shared:
         address = parse(shared)
         load_library()
+        address.check()
         return RedisLog(address, settle=lease_ttl)
     if isinstance(shared, (str, os.PathLike)):
         if not os.path.isabs(shared):

@@ -2,7 +2,9 @@
 
 ``redis://host/gpu0``, ``rediss://user:password@host:6380/1?name=gpu0``,
 ``unix:///run/redis.sock?name=gpu0``, ``redis+sentinel://one,two:26380/mymaster/0?name=gpu0``.
-Apart from ``name`` and ``prefix``, everything after the ``?`` goes to redis-py.
+Apart from ``name`` and ``prefix``, everything after the ``?`` goes to redis-py. User and password are
+the server's; sentinels that want some get ``sentinel_username=`` and ``sentinel_password=``. A user of
+an ACL needs ``~PREFIX:{NAME}:*`` and the commands in ``COMMANDS``.
 """
 
 from __future__ import annotations
@@ -10,12 +12,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 if TYPE_CHECKING:
     from redis import Redis
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+COMMANDS = (
+    *("ping", "info", "time", "exists", "del", "hget", "hgetall", "hset", "xadd", "xlen", "xrange"),
+    *("xread", "xtrim", "watch", "multi", "exec"),
+)
+"""What a budget's processes ask of the server."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 _CONNECT_WITHIN = 2.0
 _ANSWER_WITHIN = 3.0
@@ -41,6 +48,7 @@ class RedisAddress:
         """A new client with connections of its own, that never sends a command twice by itself."""
         import redis
         from redis.backoff import NoBackoff
+        from redis.connection import parse_url
         from redis.retry import Retry
 
         options: dict[str, Any] = {
@@ -51,14 +59,25 @@ class RedisAddress:
         }
         if not self.sentinels:
             return redis.Redis.from_url(self.url, **options)
-        parts = urlsplit(self.url)
-        options |= {"username": _text(parts.username), "password": _text(parts.password)}
-        if parts.scheme == "rediss":
-            options["ssl"] = True
+        options |= parse_url(self.url)
+        options["ssl"] = options.pop("connection_class", None) is redis.SSLConnection
+        for name in ("host", "port"):
+            options.pop(name, None)
+        watching = {name: options.pop(f"sentinel_{name}", None) for name in ("username", "password")}
+        sentinel_options = {**options, "db": 0, **watching}
         watch: Any = redis.Sentinel
-        sentinel = watch(list(self.sentinels), sentinel_kwargs=dict(options), **options)
-        master: Redis = sentinel.master_for(self.service, db=int(parts.path.strip("/") or 0))
+        sentinel = watch(list(self.sentinels), sentinel_kwargs=sentinel_options, **options)
+        master: Redis = sentinel.master_for(self.service)
         return master
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for what redis-py can't use. Connects to nothing."""
+        try:
+            self.client().connection_pool.make_connection()
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"shared={self.where!r}: {error}: behind the ? stand name=, prefix= and options of redis-py"
+            ) from None
 
 
 def load_library() -> None:
@@ -74,10 +93,6 @@ def load_library() -> None:
         raise ImportError(
             "a shared budget on Redis needs the extra 'redis': pip install gpu-admission[redis]"
         ) from error
-
-
-def _text(quoted: str | None) -> str | None:
-    return None if quoted is None else unquote(quoted)
 
 
 def parse(address: str) -> RedisAddress:

@@ -108,7 +108,8 @@ class RedisLog:
         if self._refused is not None:
             raise ValueError(
                 f"the shared budget {self.where} let this process not in ({self._refused}): write user and "
-                "password into shared=, as in redis://user:password@host/0?name=gpu0"
+                "password into shared=, as in redis://user:password@host/0?name=gpu0, of one who may use the "
+                f"keys {self._address.key('*')}"
             ) from self._refused
 
     def append(self, data: bytes) -> None:
@@ -146,7 +147,7 @@ class RedisLog:
     # sessions, in the thread
 
     def _sessions(self) -> None:
-        from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
+        from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
         pause = _FIRST_PAUSE
         while not self._stopped.is_set():
@@ -155,7 +156,7 @@ class RedisLog:
             except _Lost:
                 continue
             except (RedisError, OSError) as error:
-                denied = isinstance(error, (AuthenticationError, AuthorizationError))
+                denied = isinstance(error, (AuthenticationError, AuthorizationError, NoPermissionError))
                 if denied and not self._tried.is_set():
                     self._refused = error
                     break
