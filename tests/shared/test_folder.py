@@ -106,16 +106,34 @@ def test_a_folder_that_others_may_use_is_refused(folder: Path) -> None:
         SharedLedger(FolderLog(folder), TERMS).start()
 
 
+def test_a_folder_of_another_user_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is closed to all others: root could use it, and what it reads there would be theirs."""
+    folder.mkdir(mode=0o700)
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    with pytest.raises(ValueError, match=f"belongs to user {me} .* must belong to user {me + 1} alone"):
+        SharedLedger(FolderLog(folder), TERMS).start()
+
+
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("")
     with pytest.raises(ValueError, match="is no folder"):
         prepare_folder(tmp_path / "x")
 
 
-def test_a_network_file_system_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpu_admission.shared.folder.file_system", lambda folder: "nfs4")
-    with pytest.raises(ValueError, match=r"network file system \(nfs4\)"):
+@pytest.mark.parametrize(
+    "kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs", "fuse.s3fs"]
+)
+def test_a_network_file_system_is_refused(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_admission.shared.folder.file_system", lambda folder: kind)
+    with pytest.raises(ValueError, match=rf"network file system \({kind}\)"):
         prepare_folder(folder)
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4", "xfs", "overlay", "fuseblk", ""])
+def test_a_file_system_of_this_host_is_not(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpu_admission.shared.folder.file_system", lambda folder: kind)
+    assert prepare_folder(folder)
 
 
 def test_the_kind_of_a_file_system_is_the_longest_mount_points(tmp_path: Path) -> None:

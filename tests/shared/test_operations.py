@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -9,7 +11,9 @@ from hypothesis import strategies as st
 
 from gpu_admission.shared.dump import dump, load
 from gpu_admission.shared.operations import (
+    MOST_BYTES,
     MOST_OPERATIONS,
+    MOST_TOLD,
     RULES,
     Adopt,
     Allow,
@@ -99,6 +103,22 @@ def test_a_stranger_and_other_rules_are_not_heard() -> None:
 def test_an_entry_has_a_bounded_size() -> None:
     with pytest.raises(ValueError, match="an entry takes at most"):
         encode("a.1", 1, *[End(1)] * (MOST_OPERATIONS + 1))
+    with pytest.raises(ValueError, match=f"and {MOST_BYTES} bytes"):
+        encode("a.1", 1, *[Beat(told=bytes(MOST_TOLD))] * (MOST_BYTES // MOST_TOLD))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        Beat(told=bytes(MOST_TOLD + 1)),
+        Ask(1, 1, 0, bytes(33)),
+        Ask(1, 1 << 62),
+        Join(1, "h" * 129, Terms((1,))),
+        Open(0.0, expires=False, why="x" * 513),
+    ],
+)
+def test_what_is_larger_than_anybody_says_is_not_heard(operation: Any) -> None:
+    assert decode(encode("a.1", 1, operation)) is None
 
 
 def test_what_is_no_snapshot_is_refused() -> None:
