@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 COMMANDS = (
-    *("ping", "info", "time", "exists", "del", "hget", "hgetall", "hset", "xadd", "xlen", "xrange"),
-    *("xread", "xtrim", "watch", "multi", "exec"),
+    *("ping", "info", "time", "exists", "del", "hget", "hgetall", "hset", "hstrlen", "xadd"),
+    *("xrange", "xread", "xtrim", "watch", "unwatch", "multi", "exec", "select"),
 )
 """What a budget's processes ask of the server."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -48,7 +48,6 @@ class RedisAddress:
         """A new client with connections of its own, that never sends a command twice by itself."""
         import redis
         from redis.backoff import NoBackoff
-        from redis.connection import parse_url
         from redis.retry import Retry
 
         options: dict[str, Any] = {
@@ -59,6 +58,7 @@ class RedisAddress:
         }
         if not self.sentinels:
             return redis.Redis.from_url(self.url, **options)
+        parse_url: Any = redis.connection.parse_url
         options |= parse_url(self.url)
         options["ssl"] = options.pop("connection_class", None) is redis.SSLConnection
         for name in ("host", "port"):

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,8 +39,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
         server.stop()
 
 
-def begun(address: str, *, long: int = 50_000) -> SharedLedger:
-    shared = SharedLedger(RedisLog(parse(address), settle=0.0, long=long), Terms((100,)))
+def begun(address: str, *, often: int = 50_000) -> SharedLedger:
+    shared = SharedLedger(RedisLog(parse(address), settle=0.0, often=often), Terms((100,)))
     shared.start()
     return shared
 
@@ -87,17 +88,17 @@ def test_a_user_who_may_only_use_the_keys_of_a_prefix(serve: Callable[..., Serve
     rights = [f"+{command}" for command in COMMANDS]
     server.do("ACL", "SETUSER", "worker", "on", ">p@ss", "~team:{gpu0}:*", "-@all", *rights)
     server.do("ACL", "SETUSER", "default", "on", ">other", "~*", "+@all")
-    address = f"redis://worker:p%40ss@127.0.0.1:{server.port}/0?name=gpu0&prefix=team"
+    address = f"redis://worker:p%40ss@127.0.0.1:{server.port}/1?name=gpu0&prefix=team"
     check(address)
     import redis
 
-    shared = begun(address, long=20)  # a long log is replaced by a snapshot
+    shared = begun(address, often=20)  # a long log is replaced by a snapshot
     for _ in range(60):
         ticket = Ticket(1)
         shared.ask(ticket)
         until(lambda: ticket.state is GRANTED)  # noqa: B023
         shared.release(ticket)
-    with redis.Redis(port=server.port, username="worker", password="p@ss") as client:
+    with redis.Redis(port=server.port, db=1, username="worker", password="p@ss") as client:
         until(lambda: client.exists("team:{gpu0}:snapshot"))
     newcomer = begun(address)
     assert newcomer.ledger.running == 0
@@ -133,12 +134,12 @@ def test_a_user_of_a_master_whose_sentinels_know_no_users(
 
 def test_options_and_logins_go_to_the_server_and_to_its_sentinels() -> None:
     address = "rediss+sentinel://me:p%40w@one/m/3?name=a&socket_timeout=1&ssl_ca_certs=/x"
-    pool = parse(f"{address}&sentinel_username=s&sentinel_password=q%40").client().connection_pool
+    pool: Any = parse(f"{address}&sentinel_username=s&sentinel_password=q%40").client().connection_pool
     said = [pool.connection_kwargs, pool.sentinel_manager.sentinels[0].connection_pool.connection_kwargs]
     for one, login in zip(said, (("me", "p@w", 3), ("s", "q@", 0)), strict=True):
         assert (one["username"], one["password"], one["db"]) == login
         assert (one["socket_timeout"], one["ssl_ca_certs"]) == (1.0, "/x")
-    plain = parse("redis+sentinel://me:pw@one/m?name=a").client().connection_pool
+    plain: Any = parse("redis+sentinel://me:pw@one/m?name=a").client().connection_pool
     (sentinel,) = plain.sentinel_manager.sentinels
     assert sentinel.connection_pool.connection_kwargs.get("password") is None
 

@@ -35,6 +35,7 @@ from gpu_admission.shared.operations import (
     rules_of,
 )
 from gpu_admission.shared.replica import Replica
+from gpu_admission.shared.views import view_members
 
 TERMS = Terms((100,))
 
@@ -176,3 +177,13 @@ def test_a_message_of_these_rules_that_makes_no_sense_is_not_taken_for_one_of_ot
     assert replica.other_rules is None
     replica.apply(2.0, msgspec.msgpack.encode([RULES + 1, "x"]))
     assert replica.other_rules == RULES + 1
+
+
+def test_a_member_is_shown_as_its_own_process_host_and_age() -> None:
+    """To whoever looks, from wherever."""
+    replica = joined()
+    replica.apply(5.0, encode("b.1", 1, Join(4711, "far", TERMS)))
+    first, second = view_members(replica, "a.1", 25.0)
+    assert (first.name, first.pid, first.host, first.age, first.is_self) == ("a.1", 1, "host", 24.0, True)
+    assert (second.name, second.pid, second.host, second.age) == ("b.1", 4711, "far", 20.0)
+    assert not second.is_self
