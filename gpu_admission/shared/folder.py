@@ -7,6 +7,7 @@ file is in ``logfile``; who lives and who is woken is in ``presence``.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import time
 from collections.abc import Collection
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.operations import Open, encode
-from gpu_admission.shared.presence import Presence
+from gpu_admission.shared.presence import OPEN_FOLDER, Presence, is_long
 from gpu_admission.shared.protocol import Listener, LogAway
 
 _NETWORK = {
@@ -34,6 +35,8 @@ _NETWORK = {
 _LONG = 1 << 19
 """Bytes of entries in one file: about 8,000, which a newcomer reads in 20 ms."""
 _LOOK = 1.0
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+"""How the kernel writes a space, tab, line's end or backslash in a path."""
 
 
 class FolderLog:
@@ -252,13 +255,9 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> st
     """The kind of file system that ``folder`` lies on; empty where that can't be known."""
     real = os.path.realpath(folder)
     best, kind = "", ""
-    try:
-        lines = mounts.read_text().splitlines()
-    except OSError:
-        return ""
-    for line in lines:
+    for line in _lines(mounts):
         fields, _, rest = line.partition(" - ")
-        point = fields.split()[4].replace("\\040", " ")
+        point = _ESCAPED.sub(lambda said: chr(int(said[1], 8)), fields.split()[4])
         inside = real == point or real.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
             best, kind = point, rest.split()[0]
@@ -267,12 +266,19 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> st
 
 def _sockets_in(folder: Path, besides: str) -> bool:
     """Whether a process still listens at a path in ``folder``, from before the folder was removed."""
-    try:
-        lines = Path("/proc/net/unix").read_text().splitlines()
-    except OSError:
-        return False
     inside = f" {folder}/"
+    if is_long(folder / f"{besides}.wake"):
+        inside = f" {OPEN_FOLDER}"  # of any budget with a long path: rather wait in vain than give out too much
+    lines = _lines(Path("/proc/net/unix"))
     return any(inside in line and line.endswith(".wake") and besides not in line for line in lines)
+
+
+def _lines(file: Path) -> list[str]:
+    """What the host says in ``file``; nothing where it does not. Paths in it may be of any bytes."""
+    try:
+        return os.fsdecode(file.read_bytes()).split("\n")[:-1]
+    except OSError:
+        return []
 
 
 def _boot_id() -> str:

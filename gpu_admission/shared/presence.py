@@ -8,16 +8,21 @@ the folder, and are closed in forked children: those must not keep a dead parent
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import select
 import socket
-import weakref
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from gpu_admission.runtime.fork import in_child
+
 _JOINED = b"joined"
 _LONGEST_ADDRESS = 100
+_SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""What says that this process, or the host, has no room for another open file, and nothing of the file."""
+OPEN_FOLDER = "/proc/self/fd/"
 
 
 class Presence:
@@ -34,7 +39,7 @@ class Presence:
         except BaseException:
             self.abandon()
             raise
-        _close_in_children(self)
+        in_child(self.abandon)
 
     def show(self) -> None:
         """Make what is missing of it: at the start, and after the folder was removed or cleaned."""
@@ -92,20 +97,20 @@ class Presence:
         return self._folder / f"{process}.wake"
 
     def _address(self, process: str) -> str:
-        """A socket's path may have about 100 characters: a longer one goes by the open folder."""
-        path = str(self._socket_path(process))
-        if len(path) > _LONGEST_ADDRESS:
-            path = f"/proc/self/fd/{self._directory}/{process}.wake"
-        return path
+        path = self._socket_path(process)
+        return f"{OPEN_FOLDER}{self._directory}/{path.name}" if is_long(path) else str(path)
 
     def is_alive(self, process: str) -> bool | None:
-        """Whether it holds its lock; ``None`` where its file is gone."""
+        """Whether it holds its lock; ``None`` where its file is gone.
+
+        One that can't be looked at, for want of open files here, is not dead for that.
+        """
         if process == self._process:
             return True
         try:
             fd = os.open(self._lock_path(process), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return None
+        except OSError as error:
+            return True if error.errno in _SHORT_OF else None
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -164,12 +169,6 @@ def _close(fd: int) -> None:
         os.close(fd)
 
 
-def _close_in_children(presence: Presence) -> None:
-    mine = weakref.ref(presence)
-
-    def close() -> None:
-        presence = mine()
-        if presence is not None:
-            presence.abandon()
-
-    os.register_at_fork(after_in_child=close)
+def is_long(path: Path) -> bool:
+    """Whether it is longer than the address of a socket may be: such a one goes by the open folder."""
+    return len(os.fsencode(path)) > _LONGEST_ADDRESS

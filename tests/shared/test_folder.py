@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import gc
 import math
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -17,6 +20,7 @@ import anyio
 import pytest
 
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
+from gpu_admission.runtime import fork
 from gpu_admission.shared.folder import FolderLog, _boot_id, _sockets_in, file_system, prepare_folder
 from gpu_admission.shared.frames import HEAD_SIZE, Frames, Head, frame
 from gpu_admission.shared.ledger import SharedLedger
@@ -146,6 +150,15 @@ def test_the_kind_of_a_file_system_is_the_longest_mount_points(tmp_path: Path) -
     assert file_system(tmp_path / "gpu0", mounts) == "nfs4"
     assert file_system(Path("/usr"), mounts) == "ext4"
     assert file_system(tmp_path, tmp_path / "none") == ""
+
+
+def test_a_mount_point_of_any_bytes_is_understood(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_bytes(
+        b"1 0 8:1 / / rw - ext4 /dev/sda rw\n2 1 0:9 / /\xff\\011a\\012b\\134c\\040d rw - nfs4 server:/x rw\n"
+    )
+    assert file_system(Path(os.fsdecode(b"/\xff\ta\nb\\c d/gpu0")), mounts) == "nfs4"
+    assert file_system(Path("/usr"), mounts) == "ext4"
 
 
 def test_a_torn_entry_is_passed_by_all_who_read_on(folder: Path, join: Callable[..., SharedLedger]) -> None:
@@ -490,6 +503,23 @@ def test_a_process_without_a_lock_file_is_neither_dead_nor_alive(folder: Path) -
     presence.close()
 
 
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_who_has_no_room_for_another_open_file_takes_nobody_for_dead(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    prepare_folder(folder)
+    presence, living = Presence(folder, "me"), Presence(folder, "living")
+
+    def fail(*arguments: object) -> int:
+        raise OSError(error, os.strerror(error))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", fail)
+        assert presence.is_alive("living") is True
+    living.close()
+    presence.close()
+
+
 def test_what_the_long_dead_left_is_swept_away(folder: Path) -> None:
     prepare_folder(folder)
     presence = Presence(folder, "me")
@@ -504,8 +534,9 @@ def test_what_the_long_dead_left_is_swept_away(folder: Path) -> None:
     presence.close()
 
 
-def test_a_long_path_is_no_obstacle_to_waking(tmp_path: Path) -> None:
-    folder = tmp_path / ("x" * 100)
+@pytest.mark.parametrize("name", ["x" * 100, "\u6f22" * 30])
+def test_a_long_path_is_no_obstacle_to_waking(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
     first, second = SharedLedger(FolderLog(folder), TERMS), SharedLedger(FolderLog(folder), TERMS)
     first.start(pulse=False)
     second.start()
@@ -804,8 +835,24 @@ def test_what_the_host_does_not_tell_is_not_known(monkeypatch: pytest.MonkeyPatc
         raise PermissionError(str(self))
 
     monkeypatch.setattr(Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_bytes", refuse)
     assert _boot_id() == ""
     assert not _sockets_in(tmp_path, "me")
+
+
+@pytest.mark.parametrize("name", ["gpu0", "x" * 100])
+def test_those_who_listen_in_a_folder_that_is_gone_are_seen_whatever_others_call_their_sockets(
+    tmp_path: Path, name: str
+) -> None:
+    folder = tmp_path / name
+    prepare_folder(folder)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger:
+        stranger.bind(b"\0\xff\xfe" + os.urandom(8).hex().encode())
+        assert not _sockets_in(tmp_path / "none", "me")
+        living = Presence(folder, "living")
+        shutil.rmtree(folder)
+        assert _sockets_in(folder, "me")
+        living.abandon()
 
 
 def test_a_socket_that_cannot_be_made_leaves_nothing_open(
@@ -847,16 +894,29 @@ def test_a_lock_file_that_is_swept_away_while_it_is_locked_is_made_again(
 def test_a_forked_child_lets_go_of_the_lock_and_the_socket(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hooks: list[Callable[[], None]] = []
-    monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: hooks.append(after_in_child))
+    hooks: list[Callable[[], object]] = []
+    monkeypatch.setattr("gpu_admission.shared.presence.in_child", hooks.append)
     prepare_folder(folder)
-    presence, watcher = Presence(folder, "me"), Presence(folder, "watcher")
+    watcher, presence = Presence(folder, "watcher"), Presence(folder, "me")
     assert watcher.is_alive("me") is True
-    hooks[0]()
+    hooks[1]()
     assert watcher.is_alive("me") is False
+    hooks[1]()  # nothing is left to let go of
     watcher.close()
-    del presence
-    hooks[0]()  # nothing is left to let go of
+    presence.abandon()
+
+
+def test_those_who_have_left_leave_nothing_to_do_at_a_fork(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_folder(folder)
+    Presence(folder, "first").close()
+    gc.collect()
+    monkeypatch.setattr(os, "register_at_fork", lambda **hooks: pytest.fail("one for each would pile up"))
+    before = len(fork._registered())
+    Presence(folder, "second").close()
+    gc.collect()
+    assert len(fork._registered()) == before
 
 
 def test_before_a_file_is_open_it_counts_as_gone(folder: Path) -> None:
