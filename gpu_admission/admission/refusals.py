@@ -86,8 +86,8 @@ class Refusals:
         why = self._locked.away or f"the shared budget {self._locked.where} did not answer"
         return Unavailable(
             "budget_unreachable",
-            f"{why}: see that what shared= names can be reached; shared_fallback={share:g} is the share that "
-            "this process grants by itself meanwhile",
+            f"{why}; shared= says where it lies, and shared_fallback={share:g} what this process grants "
+            "by itself meanwhile",
         )
 
     def settling(self, seconds: float) -> Rejected:

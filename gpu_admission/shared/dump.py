@@ -34,7 +34,14 @@ class ReplicaDump(msgspec.Struct, array_like=True, frozen=True):
     ledger: LedgerDump | None
 
 
+class _Rules(msgspec.Struct, array_like=True, frozen=True):
+    """What snapshots of every version begin with."""
+
+    rules: int
+
+
 _decode = msgspec.msgpack.Decoder(ReplicaDump).decode
+_decode_rules = msgspec.msgpack.Decoder(_Rules).decode
 
 
 def dump(replica: Replica) -> bytes:
@@ -58,12 +65,13 @@ def dump(replica: Replica) -> bytes:
 def load(replica: Replica, data: bytes) -> None:
     """Load what was dumped into a new ``replica``. Raises ``ValueError`` if it is no snapshot."""
     try:
+        rules = _decode_rules(data).rules
+        if rules != RULES:  # and the rest may have another shape
+            replica.other_rules = rules
+            return
         state = _decode(data)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         raise ValueError(f"the snapshot of the log can't be read: {error}") from error
-    if state.rules != RULES:
-        replica.other_rules = state.rules
-        return
     replica.at = -math.inf if state.at is None else state.at
     replica.epoch, replica.expires, replica.settles = state.epoch, state.expires, state.settles
     replica.terms, replica.since = state.terms, state.since

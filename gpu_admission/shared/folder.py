@@ -268,7 +268,7 @@ def _sockets_in(folder: Path, besides: str) -> bool:
     """Whether a process still listens at a path in ``folder``, from before the folder was removed."""
     inside = f" {folder}/"
     if is_long(folder / f"{besides}.wake"):
-        inside = f" {OPEN_FOLDER}"  # of any budget with a long path: rather wait in vain than give out too much
+        inside = f" {OPEN_FOLDER}"  # perhaps of another budget: rather wait than give out too much
     lines = _lines(Path("/proc/net/unix"))
     return any(inside in line and line.endswith(".wake") and besides not in line for line in lines)
 

@@ -10,6 +10,7 @@ an ACL needs ``~PREFIX:{NAME}:*`` and the commands in ``COMMANDS``.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -24,6 +25,8 @@ COMMANDS = (
 )
 """What a budget's processes ask of the server."""
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_OURS = ("protocol", "decode_responses", "encoding", "encoding_errors")
+"""Options of redis-py that would have it give other answers than are understood here."""
 _CONNECT_WITHIN = 2.0
 _ANSWER_WITHIN = 3.0
 
@@ -110,7 +113,7 @@ def parse(address: str) -> RedisAddress:
     if path and not name:
         name = path.pop(0)
     where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path} ({name})"
-    _check(address, parts.scheme, name, prefix, path, service, where)
+    _check(address, parts.scheme, name, prefix, path, service, where, query)
     netloc = parts.netloc
     sentinels: tuple[tuple[str, int], ...] = ()
     if service:
@@ -124,7 +127,14 @@ def parse(address: str) -> RedisAddress:
 
 
 def _check(
-    address: str, scheme: str, name: str, prefix: str, rest: list[str], service: str, where: str
+    address: str,
+    scheme: str,
+    name: str,
+    prefix: str,
+    rest: list[str],
+    service: str,
+    where: str,
+    options: Mapping[str, str],
 ) -> None:
     if scheme not in SCHEMES:
         raise ValueError(
@@ -141,6 +151,9 @@ def _check(
         raise ValueError(
             f"shared={where!r} must name the budget: {scheme}://host/0?name=gpu0 (letters, digits, _ . : -)"
         )
+    ours = sorted(set(_OURS) & set(options))
+    if ours:
+        raise ValueError(f"shared={where!r}: leave out {', '.join(ours)}: the budget chooses that by itself")
     if not _NAME.fullmatch(prefix):
         raise ValueError(f"shared={where!r}: prefix= must be of 1 to 64 letters, digits, _ . : -")
 

@@ -25,7 +25,8 @@ from typing import Any
 from gpu_admission.shared.operations import Open, encode
 from gpu_admission.shared.protocol import Entry, Listener
 from gpu_admission.shared.redisaddress import RedisAddress
-from gpu_admission.shared.redisplace import just_before, order, seconds_of
+from gpu_admission.shared.redisadvice import advice
+from gpu_admission.shared.redisplace import is_place, just_before, order, seconds_of
 
 logger = logging.getLogger("gpu_admission")
 
@@ -107,9 +108,8 @@ class RedisLog:
             )
         if self._refused is not None:
             raise ValueError(
-                f"the shared budget {self.where} let this process not in ({self._refused}): write user and "
-                "password into shared=, as in redis://user:password@host/0?name=gpu0, of one who may use the "
-                f"keys {self._address.key('*')}"
+                f"the shared budget {self.where} let this process not in ({self._refused}): "
+                f"{advice(self._refused, self._address)}"
             ) from self._refused
 
     def append(self, data: bytes) -> None:
@@ -172,10 +172,8 @@ class RedisLog:
 
     def _went_away(self, error: Exception) -> None:
         said = str(error) or type(error).__name__
-        self._listener.went_away(
-            f"the shared budget {self.where} can't be reached ({said}): see that shared= names a Redis "
-            "server that is up and takes writes"
-        )
+        what_to_do = advice(error, self._address)
+        self._listener.went_away(f"the shared budget {self.where} can't be reached ({said}): {what_to_do}")
         self._tried.set()
 
     def _session(self) -> None:
@@ -230,14 +228,15 @@ class RedisLog:
         if before == server and self._place is not None and self._has(client, self._place):
             return None
         snapshot = client.hgetall(self._snapshot)
-        if snapshot and self._has(client, snapshot[b"place"]):
-            return self._restart(snapshot[b"place"], snapshot[b"state"])
-        if self._has(client, run[b"opened"]):
+        with contextlib.suppress(ValueError):  # one that can't be read is none
+            if self._has(client, snapshot.get(b"place")):
+                return self._restart(snapshot[b"place"], snapshot.get(b"state", b""))
+        if self._has(client, run.get(b"opened")):
             return self._restart(just_before(run[b"opened"]), None)
         return self._open(client, "the log lacks what was read before", server)
 
-    def _has(self, client: Any, place: bytes) -> bool:
-        return bool(client.xrange(self._stream, place, place))
+    def _has(self, client: Any, place: bytes | None) -> bool:
+        return is_place(place) and bool(client.xrange(self._stream, place, place))
 
     def _restart(self, place: bytes, snapshot: bytes | None) -> None:
         self._place = place
@@ -329,7 +328,7 @@ class RedisLog:
         assert place is not None
         size = client.hstrlen(self._snapshot, "state")
         self._read_since = -(size // _ENTRY_BYTES)  # a large one is made more seldom
-        if last != self._snapshot_at or (last is not None and order(last) >= order(place)):
+        if last != self._snapshot_at or (is_place(last) and order(last) >= order(place)):
             self._snapshot_at = last
             return
         state = self._listener.snapshot()

@@ -5,6 +5,15 @@ Owns how they are read, and nothing of what lies there.
 
 from __future__ import annotations
 
+import re
+
+_PLACE = re.compile(rb"[0-9]{1,18}-[0-9]{1,20}")
+
+
+def is_place(said: bytes | None) -> bool:
+    """Whether it is one: what stands in a key may have been written by anybody."""
+    return said is not None and _PLACE.fullmatch(said) is not None
+
 
 def order(place: bytes) -> tuple[int, int]:
     """What places are compared by."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis import exceptions
 
 from gpu_admission import Admission, cli
 from gpu_admission.budget.ticket import Ticket
@@ -20,6 +21,8 @@ from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import RULES, Terms
 from gpu_admission.shared.protocol import LogAway
+from gpu_admission.shared.redisaddress import parse
+from gpu_admission.shared.redisadvice import advice
 from tests.shared.hub import World
 from tests.waiting import free_port
 
@@ -231,6 +234,18 @@ TABLE: dict[str, tuple[Callable[[Case], str], tuple[str, ...]]] = {
         lambda c: c.raised("redis://h:x/0?name=x"),
         (SHARED, "redis://h:x/0", "Port", "redis://host:6379"),
     ),
+    "an option of no client": (
+        lambda c: c.raised("redis://h/0?name=x&nonsense=1"),
+        (SHARED, "redis://h/0 (x)", "nonsense", "options of redis-py"),
+    ),
+    "a value of no option": (
+        lambda c: c.raised("redis://h/0?name=x&socket_timeout=soon"),
+        (SHARED, "redis://h/0 (x)", "socket_timeout", "options of redis-py"),
+    ),
+    "options that are ours": (
+        lambda c: c.raised("redis://h/0?name=x&protocol=3&decode_responses=True"),
+        (SHARED, "redis://h/0 (x)", "leave out decode_responses, protocol"),
+    ),
     "no server": (
         away_from_a_server,
         ("redis://127.0.0.1", "gpu0", "refused", "see that shared= names", "is up"),
@@ -261,8 +276,30 @@ TABLE: dict[str, tuple[Callable[[Case], str], tuple[str, ...]]] = {
         (HERE, "--timeout=0 s", "budget show says who"),
     ),
     "a drained budget": (refused_as_drained, (HERE, "it is drained", "gpu-admission budget show")),
-    "a request while away": (refused_while_away, (HERE, "see that what shared= names", "shared_fallback=0")),
+    "a request while away": (refused_while_away, (HERE, "is gone; shared= says where", "shared_fallback=0")),
 }
+
+
+@pytest.mark.parametrize(
+    ("error", "parts"),
+    [
+        ("AuthenticationError", ("user and password into shared=",)),
+        ("NoPermissionError", ("user and password into shared=", "INFO", "gpu_admission:{x}:*")),
+        ("OutOfMemoryError", ("maxmemory", "shared=")),
+        ("ReadOnlyError", ("master in shared=",)),
+        (
+            "ResponseError WRONGTYPE Operation against a key",
+            ("gpu_admission:{x}:*", "another name= into shared="),
+        ),
+        ("ConnectionError max number of clients reached", ("maxclients",)),
+        ("ConnectionError", ("see that shared= names a Redis server that is up",)),
+    ],
+)
+def test_what_a_server_says_comes_with_what_to_do(error: str, parts: tuple[str, ...]) -> None:
+    name, _, text = error.partition(" ")
+    said = advice(getattr(exceptions, name)(text), parse("redis://h/0?name=x"))
+    for part in parts:
+        assert part in said
 
 
 @pytest.mark.parametrize("what", TABLE)

@@ -11,15 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpu_admission import cli
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, WAITING, Ticket
 from gpu_admission.shared.ledger import SharedLedger
-from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.operations import RULES, Terms
+from gpu_admission.shared.protocol import Entry
 from gpu_admission.shared.redisaddress import parse
 from gpu_admission.shared.redislog import RedisLog, Writer, _Lost
 from tests.shared.redisserver import Server, needs_server
@@ -439,23 +441,69 @@ def test_a_server_that_accepts_and_never_answers_is_away(monkeypatch: pytest.Mon
         shared.stop()
 
 
-def test_a_snapshot_that_makes_no_sense_is_logged_and_tried_again(
-    server: Server,
-    join: Callable[..., SharedLedger],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "fields", [("place", "PLACE", "state", "junk"), ("place", "PLACE"), ("place", "junk")]
+)
+def test_a_snapshot_that_makes_no_sense_is_none(
+    server: Server, join: Callable[..., SharedLedger], fields: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("gpu_admission.shared.redislog._LONGEST_PAUSE", 0.1)
-    first = join(settle=0.0)
+    first = join(settle=0.0, often=10)
     held = ask(first, 60, GRANTED)
     place = server.do("XREVRANGE", "gpu_admission:{gpu0}:log", "+", "-", "COUNT", "1")[0][0]
-    server.do("HSET", "gpu_admission:{gpu0}:snapshot", "place", place, "state", "junk")
+    server.do(
+        "HSET", "gpu_admission:{gpu0}:snapshot", *(place if each == "PLACE" else each for each in fields)
+    )
     second = join()
-    assert "the snapshot of the log can't be read" in (second.away or "")
-    assert "reading the shared budget redis://127.0.0.1" in caplog.text
-    server.do("DEL", "gpu_admission:{gpu0}:snapshot")
     wait_for(lambda: second.is_in and second.ledger.in_use == 60)
+    assert not second.settles, "the log itself is whole"
+    for _ in range(10):
+        second.release(ask(second, 1, GRANTED))
+    wait_for(lambda: second.away is None and first.away is None and first.ledger.in_use == 60)
     first.release(held)
+
+
+def test_a_log_of_which_only_a_snapshot_without_sense_is_left_is_begun_anew(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    first = join(settle=0.0)
+    held = ask(first, 60, GRANTED)
+    last = server.do("XREVRANGE", "gpu_admission:{gpu0}:log", "+", "-", "COUNT", "1")[0][0]
+    server.do("HSET", "gpu_admission:{gpu0}:snapshot", "place", last, "state", "junk")
+    server.do("XTRIM", "gpu_admission:{gpu0}:log", "MINID", last)
+    second = join()
+    wait_for(lambda: second.is_in and second.ledger.in_use == 60 and first.is_in)
+    assert ask(second, 60, WAITING)
+    first.release(held)
+
+
+def test_a_snapshot_by_other_rules_is_told_from_one_that_makes_no_sense(
+    server: Server, join: Callable[..., SharedLedger]
+) -> None:
+    first = join(settle=0.0)
+    ask(first, 60, GRANTED)
+    last = server.do("XREVRANGE", "gpu_admission:{gpu0}:log", "+", "-", "COUNT", "1")[0][0]
+    state = msgspec.msgpack.encode((RULES + 1, "of", "another", "shape"))
+    server.do("HSET", "gpu_admission:{gpu0}:snapshot", "place", last, "state", state)
+    with pytest.raises(ValueError, match=f"follows version {RULES + 1} of the rules"):
+        join()
+    assert first.is_in
+
+
+def test_a_reader_that_fails_in_a_way_that_nobody_knows_begins_again(
+    join: Callable[..., SharedLedger], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_admission.shared.redislog._LONGEST_PAUSE", 0.1)
+    shared = join(settle=0.0)
+    real, failures = shared._member.received, [KeyError("what?")]
+
+    def fail_once(entries: Sequence[Entry]) -> None:
+        if failures:
+            raise failures.pop()
+        real(entries)
+
+    monkeypatch.setattr(shared._member, "received", fail_once)
+    assert ask(shared, 10, GRANTED)
+    assert "reading the shared budget redis://127.0.0.1" in caplog.text
 
 
 class Answers:
