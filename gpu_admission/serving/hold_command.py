@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -31,6 +32,8 @@ FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 """The status that ``env`` and ``timeout`` use too: any other is the command's own."""
 _LOOK = 0.25
 _PASSED_ON = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH")
+_ENDS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT")
+"""Those of them that end the wait, where no command runs yet."""
 _FROM_TERMINAL = ("SIGINT", "SIGQUIT", "SIGWINCH")
 """Signals that a terminal sends to the command by itself."""
 
@@ -74,10 +77,19 @@ def _parser(rest: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("size", help="bytes to hold while the command runs, such as 6GiB")
     parser.add_argument("shared", help="the folder or redis:// address of the budget")
-    parser.add_argument("--timeout", type=float, default=math.inf, help="seconds to wait (default: for ever)")
+    parser.add_argument(
+        "--timeout", type=_seconds, default=math.inf, help="seconds to wait (default: for ever)"
+    )
     parser.add_argument("--capacity", help="of the budget, where no process has used it yet")
     parser.add_argument("command", nargs=rest, help="-- and the command with its arguments")
     return parser
+
+
+def _seconds(said: str) -> float:
+    seconds = float(said)
+    if not seconds >= 0:
+        raise argparse.ArgumentTypeError(f"{said} is not 0 seconds or more")
+    return seconds
 
 
 def hold(
@@ -96,13 +108,16 @@ def hold(
     )
     ledger.start()
     ticket = Ticket(size)
-    try:
-        ledger.ask(ticket, came_back=lambda ticket: news.set())
-        why_not = _wait(ledger, ticket, news, timeout)
-        return _run(command, ledger.log.lifeline) if why_not is None else _fail(why_not)
-    finally:
-        ledger.release(ticket)
-        ledger.stop()
+    with Passing() as passing:
+        try:
+            ledger.ask(ticket, came_back=lambda ticket: news.set())
+            why_not = _wait(ledger, ticket, news, timeout, passing)
+            if why_not is not None:
+                return _fail(why_not, 128 + passing.ended_by if passing.ended_by else FAILED)
+            return _run(command, ledger.log.lifeline, passing)
+        finally:
+            ledger.release(ticket)
+            ledger.stop()
 
 
 def _terms_in_force(shared: str, capacity: int | None) -> Terms:
@@ -122,10 +137,15 @@ def _terms_in_force(shared: str, capacity: int | None) -> Terms:
     return Terms((capacity,), defaults=tuple(name for name in TERMS if name != "capacities"))
 
 
-def _wait(ledger: SharedLedger, ticket: Ticket, news: threading.Event, timeout: float) -> str | None:
+def _wait(
+    ledger: SharedLedger, ticket: Ticket, news: threading.Event, timeout: float, passing: Passing
+) -> str | None:
     """``None`` once the bytes are held; otherwise why they are not."""
     end = time.monotonic() + timeout
-    while not ledger.may_start(ticket):
+    while not ledger.may_start(ticket) or passing.ended_by:
+        if passing.ended_by:
+            name = signal.Signals(passing.ended_by).name
+            return f"ended by {name} while it waited for {format_bytes(ticket.bytes)}"
         if ticket.state is REFUSED:
             with ledger.lock:
                 largest = ledger.ledger.largest()
@@ -145,7 +165,7 @@ def _wait(ledger: SharedLedger, ticket: Ticket, news: threading.Event, timeout: 
     return None
 
 
-def _run(command: Sequence[str], lifeline: int | None) -> int:
+def _run(command: Sequence[str], lifeline: int | None, passing: Passing) -> int:
     """Its status. However this process dies, the command never outlives the time its bytes are counted."""
     try:
         if lifeline is None:
@@ -156,12 +176,8 @@ def _run(command: Sequence[str], lifeline: int | None) -> int:
         return _fail(str(error), NOT_FOUND)
     except OSError as error:
         return _fail(str(error), CANNOT_RUN)
-    before = {number: signal.signal(number, _pass_on(child)) for number in _signals()}
-    try:
-        status = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    passing.to(child)
+    status = child.wait()
     return status if status >= 0 else 128 - status
 
 
@@ -172,16 +188,42 @@ def _dies_with_this(command: Sequence[str]) -> Sequence[str]:
     return [sys.executable, "-I", "-S", "-c", _UNTIL_PARENT_DIES, str(os.getpid()), *command]
 
 
-def _signals() -> list[signal.Signals]:
-    return [signal.Signals[name] for name in _PASSED_ON if hasattr(signal, name)]
+class Passing:
+    """For the block, what signals do to this process: they reach the command, or end the wait for its bytes.
 
+    They only leave a note: an exception in the middle of leaving the queue would leave bytes behind.
+    """
 
-def _pass_on(child: subprocess.Popen[bytes]) -> Callable[[int, object], None]:
-    def pass_on(number: int, frame: object) -> None:
-        if not (signal.Signals(number).name in _FROM_TERMINAL and os.isatty(0)):
-            child.send_signal(number)
+    def __init__(self) -> None:
+        self.ended_by = 0
+        """The signal that ended the wait; 0 for none."""
+        self._child: subprocess.Popen[bytes] | None = None
+        self._before: dict[int, Any] = {}
 
-    return pass_on
+    def __enter__(self) -> Passing:
+        numbers = [signal.Signals[name] for name in _PASSED_ON if hasattr(signal, name)]
+        heard = [
+            number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN
+        ]  # as by nohup
+        self._before = {number: signal.signal(number, self._take) for number in heard}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: object) -> None:
+        name = signal.Signals(number).name
+        if self._child is None:
+            self.ended_by = number if name in _ENDS else self.ended_by
+        elif not (name in _FROM_TERMINAL and os.isatty(0)):
+            self._child.send_signal(number)
+
+    def to(self, child: subprocess.Popen[bytes]) -> None:
+        """From here on ``child`` gets them, and the one that came while it was started."""
+        self._child = child
+        if self.ended_by:
+            child.send_signal(self.ended_by)
 
 
 def _fail(sentence: str, status: int = FAILED) -> int:

@@ -6,14 +6,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from gpu_admission import cli
 from gpu_admission.budget.ticket import GRANTED, Ticket
+from gpu_admission.serving.hold_command import Passing
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.operations import Terms
@@ -85,6 +87,63 @@ def test_signals_reach_the_command(folder: Path, server: SharedLedger) -> None:
         holding.send_signal(signal.SIGTERM)
         assert holding.wait(30) == 3
     until_held(server, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_that_ends_the_wait_leaves_the_queue(
+    folder: Path, server: SharedLedger, number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    everything = Ticket(100)
+    server.ask(everything)
+    before = signal.getsignal(number)
+    looks = iter((signal.SIGUSR1, number))  # the first says nothing to one that waits
+
+    def send(event: threading.Event, seconds: float | None = None) -> bool:
+        os.kill(os.getpid(), next(looks))
+        return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpu_admission.serving.hold_command.threading", Threading(send))
+        assert hold(60, folder, "--", "true") == 128 + number
+    assert f"ended by {number.name} while it waited for 60 B" in capsys.readouterr().err
+    assert signal.getsignal(number) is before
+    server.catch_up()
+    assert (server.ledger.waiting, server.ledger.in_use) == (0, 100)
+    server.release(everything)
+
+
+class Threading:
+    """``threading`` with an ``Event`` whose ``wait`` is ``wait``."""
+
+    def __init__(self, wait: Callable[..., bool]) -> None:
+        self.Event = type("Event", (threading.Event,), {"wait": wait})
+
+
+def test_a_signal_that_came_while_the_command_was_started_reaches_it() -> None:
+    with Passing() as passing:
+        os.kill(os.getpid(), signal.SIGTERM)
+        child = subprocess.Popen(["sleep", "60"])
+        passing.to(child)
+        assert child.wait(30) == -signal.SIGTERM
+
+
+def test_what_nohup_lets_be_ignored_is_ignored(folder: Path, server: SharedLedger) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Passing() as passing:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not passing.ended_by
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1"])
+def test_a_timeout_that_is_no_time_is_refused(
+    folder: Path, seconds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        hold(f"--timeout={seconds}", 60, folder, "--", "true")
+    assert f"--timeout: {seconds} is not 0 seconds or more" in capsys.readouterr().err
 
 
 def test_a_command_that_a_signal_ended_is_told_as_shells_do(folder: Path, server: SharedLedger) -> None:
