@@ -13,6 +13,7 @@ from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.fields import Fields
 from gpu_admission.workloads.guess import Guess
 from gpu_admission.workloads.kserve import KServe
+from gpu_admission.workloads.limits import unchanged
 from gpu_admission.workloads.ollama import Ollama
 from gpu_admission.workloads.openai import OpenAI
 from gpu_admission.workloads.openaimedia import OpenAIMedia
@@ -100,7 +101,7 @@ class Completed:
 
     def __init__(self, given: Dialect) -> None:
         self.read = given.read
-        self.clamp: Callable[[bytes, int], bytes] = getattr(given, "clamp", _unchanged)
+        self.clamp: Callable[[bytes, int], bytes] = getattr(given, "clamp", unchanged)
         self.sse_error: Callable[[str, str], bytes] = getattr(given, "sse_error", problem_event)
         self.offload_bytes: int = getattr(given, "offload_bytes", _OFFLOAD_BYTES)
 
@@ -139,10 +140,6 @@ def choose(path: str, given: Dialect | None) -> FullDialect:
 
 
 _remembered = lru_cache(maxsize=256)(dialect_for)
-
-
-def _unchanged(body: bytes, new_tokens: int) -> bytes:
-    return body
 
 
 def name_for(path: str) -> str:

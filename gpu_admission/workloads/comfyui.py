@@ -16,6 +16,7 @@ from gpu_admission.bodies.numbers import CEILING, capped, fraction, positive_opt
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.events import problem_event
+from gpu_admission.workloads.limits import unchanged
 from gpu_admission.workloads.tokens import TokensOption, counter
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class ComfyUI:
     """Reads graphs of nodes. ``default_side``: pixels of a side that no node gives."""
 
     __slots__ = ("_counter", "_default_side", "offload_bytes")
+    clamp = staticmethod(unchanged)
+    sse_error = staticmethod(problem_event)
 
     def __init__(self, *, default_side: int = 1024, tokens: TokensOption = "usual") -> None:
         self._default_side = positive_option(default_side, "default_side")
@@ -69,14 +72,6 @@ class ComfyUI:
             ),
             features={"frames": float(frames)} if frames else {},
         )
-
-    def clamp(self, body: bytes, new_tokens: int) -> bytes:
-        """``body``: no text is generated."""
-        return body
-
-    def sse_error(self, message: str, code: str) -> bytes:
-        """An error event."""
-        return problem_event(message, code)
 
 
 def is_graph(prompt: Any) -> bool:

@@ -15,8 +15,8 @@ from gpu_admission.errors import UnreadableBody
 from gpu_admission.request import Part
 from gpu_admission.workloads.audio import AUDIO_HEAD, seconds_of_text
 from gpu_admission.workloads.images import UNKNOWN, Size, size_of_bytes, size_of_text
-from gpu_admission.workloads.imagetokens import Rule
-from gpu_admission.workloads.tokens import Counter
+from gpu_admission.workloads.imagetokens import ImageTokensOption, Rule, rule_of
+from gpu_admission.workloads.tokens import Counter, TokensOption, counter, rows
 
 MESSAGE_TOKENS: Final = 8
 """What a chat template adds to each message."""
@@ -50,21 +50,14 @@ class Tally:
     """Tokens, images and seconds of audio of one prompt, added up part by part."""
 
     __slots__ = (
-        "_body",
-        "_counter",
-        "_image_tokens",
-        "_video_tokens",
-        "audio_seconds",
-        "images",
-        "kept",
-        "media_tokens",
-        "tokens",
+        *("_counter", "_image_tokens", "_video_tokens"),
+        *("audio_seconds", "body", "images", "kept", "media_tokens", "tokens"),
     )
 
     def __init__(
         self, body: JSONObject, counter: Counter, image_tokens: Rule, *, video_tokens: int = VIDEO_TOKENS
     ) -> None:
-        self._body = body
+        self.body = body
         self._counter = counter
         self._image_tokens = image_tokens
         self._video_tokens = video_tokens
@@ -75,6 +68,10 @@ class Tally:
         self.audio_seconds = 0.0
         self.kept: list[str] = []
         """Names of fields for what only the server has: history, documents."""
+
+    def rows(self, value: Any) -> list[int]:
+        """Tokens of each prompt in ``value``; none of them is added to ``tokens``. See ``tokens.rows``."""
+        return rows(self.body, self._counter, value)
 
     def row(self, content: Any) -> int:
         """Tokens of ``content`` as a prompt of its own, which are not added to ``tokens``."""
@@ -98,7 +95,7 @@ class Tally:
         texts, others = plain_texts(messages)
         for message in others:
             self.content(message)
-        self.tokens += MESSAGE_TOKENS * len(messages) + self._counter.texts(self._body, texts)
+        self.tokens += MESSAGE_TOKENS * len(messages) + self._counter.texts(self.body, texts)
 
     def content(self, content: Any, depth: int = 0) -> None:
         """Text, one part (an object), or a list of them. What is nested deeper is charged as JSON."""
@@ -113,9 +110,9 @@ class Tally:
     def text(self, value: Any) -> None:
         """A text, or any other value as JSON; ``None`` is nothing."""
         if type(value) is str:
-            self.tokens += self._counter.text(self._body, value)
+            self.tokens += self._counter.text(self.body, value)
         elif value is not None:
-            self.tokens += self._counter.json(self._body, value)
+            self.tokens += self._counter.json(self.body, value)
 
     def image(self, value: Any) -> None:
         """A data URL, base64 or address, bare or in an object; an uploaded file; or a list of them."""
@@ -125,7 +122,7 @@ class Tally:
             elif (text := _address(image)) is None:
                 self._sized(UNKNOWN)
             else:
-                self._sized(size_of_text(partial(self._body.head, text)))
+                self._sized(size_of_text(partial(self.body.head, text)))
 
     def _sized(self, size: Size) -> None:
         if len(self.images) >= MOST_IMAGES:
@@ -186,12 +183,33 @@ class Tally:
 
     def _recording(self, value: Any) -> None:
         text = _address(value)
-        length = 0 if text is None else self._body.size(text)
+        length = 0 if text is None else self.body.size(text)
         seconds = _REMOTE_AUDIO_SECONDS
         if text is not None and text[:4].lower() != "http":
-            seconds = seconds_of_text(self._body.head(text, AUDIO_HEAD), length)
+            seconds = seconds_of_text(self.body.head(text, AUDIO_HEAD), length)
         self.audio_seconds += seconds
         self._media(int(seconds * _AUDIO_TOKENS_PER_SECOND) + _IMAGE_MARKS)
+
+
+class Tallies:
+    """Makes an empty tally for each body, by a dialect's options ``tokens`` and ``image_tokens``.
+
+    The latter may be left out if the tokens of pictures are not asked for.
+    """
+
+    __slots__ = ("counter", "image_tokens")
+
+    def __init__(self, tokens: TokensOption, image_tokens: ImageTokensOption = 1) -> None:
+        self.counter = counter(tokens)
+        self.image_tokens = rule_of(image_tokens)
+
+    @property
+    def offload_bytes(self) -> int:
+        """As ``Counter`` says."""
+        return self.counter.offload_bytes
+
+    def __call__(self, body: JSONObject) -> Tally:
+        return Tally(body, self.counter, self.image_tokens)
 
 
 def plain_texts(messages: list[Any]) -> tuple[list[str], list[Any]]:

@@ -8,49 +8,43 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpu_admission.bodies.json import JSONObject
 from gpu_admission.workloads.content import Tally
-from gpu_admission.workloads.tokens import Counter, rows
+from gpu_admission.workloads.members import listed
 
 _LISTS: Final = ("input", "texts", "inputs", "content")
-_MODALITIES: Final = {"image": "image", "audio": "audio", "video": "video"}
+_MODALITIES: Final = ("image", "audio", "video")
 _ADDRESSES: Final = ("data:", "http:", "https:")
 
 
-def embed_rows(body: JSONObject, counter: Counter, tally: Tally) -> list[int]:
-    """Tokens of each entry of ``body``; ``tally`` gets its pictures and sounds."""
-    fields = body.fields
-    modality = fields.get("modality")
-    key = _MODALITIES.get(modality) if type(modality) is str else None
+def embed_rows(tally: Tally) -> list[int]:
+    """Tokens of each entry of the tally's body; ``tally`` gets its pictures and sounds."""
+    fields = tally.body.fields
+    key = next((name for name in _MODALITIES if name == fields.get("modality")), None)
     found: list[int] = []
     for name in _LISTS:
         if name in fields:
-            found += _entries(body, counter, tally, fields[name], key)
+            found += _entries(tally, fields[name], key)
     for name in ("images", "image"):
-        if fields.get(name) is not None:
-            found += [tally.row({"image": item}) for item in _listed(fields[name])]
+        found += [tally.row({"image": item}) for item in listed(fields.get(name))]
     return found
 
 
-def _entries(body: JSONObject, counter: Counter, tally: Tally, value: Any, key: str | None) -> list[int]:
-    items = _listed(value)
-    if not any(type(item) is dict or (key and _is_address(body, item)) for item in items):
-        return rows(body, counter, value)
+def _entries(tally: Tally, value: Any, key: str | None) -> list[int]:
+    """Tokens of each entry in ``value``; ``key``: what kind of medium an address among them leads to."""
+    items = value if type(value) is list else [value]
+    if not any(type(item) is dict or (key and _is_address(tally, item)) for item in items):
+        return tally.rows(value)
     found: list[int] = []
     for item in items:
         if type(item) is dict:
             found.append(max(1, tally.row(item)))
-        elif key and _is_address(body, item):
+        elif key and _is_address(tally, item):
             found.append(tally.row({key: item}))
         else:
-            found += rows(body, counter, [item])
+            found += tally.rows([item])
     return found
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if type(value) is list else [value]
-
-
-def _is_address(body: JSONObject, item: Any) -> bool:
+def _is_address(tally: Tally, item: Any) -> bool:
     """Whether a text points to a picture or sound, in any form that servers with modalities accept."""
-    return type(item) is str and body.head(item, 8).lower().startswith(_ADDRESSES)
+    return type(item) is str and tally.body.head(item, 8).lower().startswith(_ADDRESSES)

@@ -18,12 +18,13 @@ from gpu_admission.bodies.shorten import LONG
 from gpu_admission.request import Part
 from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import AUDIO_HEAD, seconds, seconds_of_text
-from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.content import Tallies, Tally
 from gpu_admission.workloads.events import problem_event
-from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.imagetokens import ImageTokensOption
 from gpu_admission.workloads.limits import lower_limit
+from gpu_admission.workloads.members import listed
 from gpu_admission.workloads.readings import largest, read_all
-from gpu_admission.workloads.tokens import Counter, TokensOption, counter, rows
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
@@ -46,7 +47,8 @@ class Fields:
     (pixels) apply where the path is given but a body has no value there.
     """
 
-    __slots__ = ("_counter", "_defaults", "_features", "_image_tokens", "_paths", "_task", "offload_bytes")
+    __slots__ = ("_defaults", "_features", "_paths", "_tally", "_task", "offload_bytes")
+    sse_error = staticmethod(problem_event)
 
     def __init__(
         self,
@@ -85,20 +87,20 @@ class Fields:
             raise ValueError("Fields needs the path of at least one field")
         self._defaults = {"new_tokens": positive_option(default_new_tokens, "default_new_tokens")}
         self._defaults |= dict.fromkeys(("width", "height"), positive_option(default_side, "default_side"))
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
-        self._image_tokens = rule_of(image_tokens)
+        self._tally = Tallies(tokens, image_tokens)
+        self.offload_bytes = self._tally.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         return largest(read_all(info, repeats=largest_value), self._of)  # the server is not known
 
     def _of(self, body: JSONObject) -> Workload:
-        tally = Tally(body, self._counter, self._image_tokens)
+        tally = self._tally(body)
         for value in self._values(body, "images"):
             tally.image(value)
-        audio_seconds = sum((_seconds(body, value) for value in self._flat(body, "audio")), 0.0)
-        prompts = [row for value in self._values(body, "prompt") for row in _rows(body, self._counter, value)]
+        recordings = (each for value in self._values(body, "audio") for each in listed(value))
+        audio_seconds = sum((_seconds(body, each) for each in recordings), 0.0)
+        prompts = [row for value in self._values(body, "prompt") for row in _rows(tally, value)]
         longest, total = max(prompts, default=1), sum(prompts)
         model = next(self._values(body, "model"), None)
         return Workload(
@@ -128,18 +130,9 @@ class Fields:
             return body
         return lower_limit(body, steps[-1:], new_tokens, places=(steps[:-1],))
 
-    def sse_error(self, message: str, code: str) -> bytes:
-        """An error event."""
-        return problem_event(message, code)
-
     def _values(self, body: JSONObject, name: str) -> Iterator[Any]:
         steps = self._paths.get(name)
         return iter(()) if steps is None else _found(body.fields, steps)
-
-    def _flat(self, body: JSONObject, name: str) -> Iterator[Any]:
-        """The values; for lists, their items."""
-        for value in self._values(body, name):
-            yield from value if type(value) is list else (value,)
 
     def _number(self, body: JSONObject, name: str) -> int:
         """The largest number given, or the default of a field whose path is known."""
@@ -187,10 +180,10 @@ def _is_link(value: Any) -> bool:
     return type(value) is list and list(map(type, value)) == [str, int]
 
 
-def _rows(body: JSONObject, counter: Counter, value: Any) -> list[int]:
+def _rows(tally: Tally, value: Any) -> list[int]:
     if type(value) is list:
-        value = [_text(body, item) for item in value]
-    return rows(body, counter, _text(body, value))
+        value = [_text(tally.body, item) for item in value]
+    return tally.rows(_text(tally.body, value))
 
 
 def _text(body: JSONObject, value: Any) -> Any:

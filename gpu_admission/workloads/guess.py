@@ -19,11 +19,11 @@ from gpu_admission.bodies.numbers import capped, positive, positive_option
 from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import seconds
 from gpu_admission.workloads.comfyui import ComfyUI, is_graph
-from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.content import Tallies
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.forms import files
 from gpu_admission.workloads.images import UNKNOWN, size_of_bytes
-from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.imagetokens import ImageTokensOption
 from gpu_admission.workloads.kserve import KServe
 from gpu_admission.workloads.limits import lower_limit, read_limit
 from gpu_admission.workloads.openai import OpenAI
@@ -32,7 +32,7 @@ from gpu_admission.workloads.readings import largest, read_all_or_file
 from gpu_admission.workloads.rerank import Rerank
 from gpu_admission.workloads.sglang import SGLang
 from gpu_admission.workloads.tgi import TGI
-from gpu_admission.workloads.tokens import TokensOption, counter
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
@@ -59,17 +59,10 @@ class Guess:
     """Reads a request whose API is not known. The options are those of ``OpenAI``."""
 
     __slots__ = (
-        "_comfyui",
-        "_counter",
-        "_default_new_tokens",
-        "_image_tokens",
-        "_kserve",
-        "_openai",
-        "_rerank",
-        "_sglang",
-        "_tgi",
+        *("_comfyui", "_default_new_tokens", "_kserve", "_openai", "_rerank", "_sglang", "_tally", "_tgi"),
         "offload_bytes",
     )
+    sse_error = staticmethod(problem_event)
 
     def __init__(
         self,
@@ -92,9 +85,8 @@ class Guess:
         self._sglang = SGLang(default_new_tokens=default_new_tokens, tokens=tokens, image_tokens=image_tokens)
         self._comfyui = ComfyUI(tokens=tokens)
         self._tgi = TGI(default_new_tokens=default_new_tokens, context=context, tokens=tokens)
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
-        self._image_tokens = rule_of(image_tokens)
+        self._tally = Tallies(tokens, image_tokens)
+        self.offload_bytes = self._tally.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
@@ -125,13 +117,9 @@ class Guess:
         places = ((), *((name,) for name in _SETTINGS))
         return lower_limit(body, _LIMITS, new_tokens, places=places)
 
-    def sse_error(self, message: str, code: str) -> bytes:
-        """An error event."""
-        return problem_event(message, code)
-
     def _of_files(self, body: JSONObject) -> Workload:
         """Files by their first bytes: pictures, sound, or tensors of unknown meaning."""
-        tally = Tally(body, self._counter, self._image_tokens)
+        tally = self._tally(body)
         audio_seconds = 0.0
         for part in files(body):
             if part.content_type.startswith("image/") or size_of_bytes(part.head) != UNKNOWN:
@@ -149,7 +137,7 @@ class Guess:
 
     def _with_the_rest(self, workload: Workload, body: JSONObject, known: frozenset[str]) -> Workload:
         """``workload`` plus all fields that are not ``known``, charged as prompt and read as settings."""
-        tally = Tally(body, self._counter, self._image_tokens)
+        tally = self._tally(body)
         tally.content({name: value for name, value in body.fields.items() if name not in known})
         total = workload.total_prompt_tokens
         charged = replace(

@@ -16,11 +16,12 @@ from gpu_admission.bodies.numbers import capped, positive, positive_option, whol
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.request import RequestInfo
 from gpu_admission.types import Workload
-from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.content import Tallies
 from gpu_admission.workloads.events import sent_event
-from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.imagetokens import ImageTokensOption
 from gpu_admission.workloads.limits import lower_limit, read_limit
-from gpu_admission.workloads.tokens import TokensOption, counter
+from gpu_admission.workloads.members import settings_in
+from gpu_admission.workloads.tokens import TokensOption
 
 _HEADER = "inference-header-content-length"
 _LIMIT = ("max_tokens",)
@@ -46,7 +47,7 @@ class KServe:
     ``default_new_tokens`` are taken where a body to ``generate`` names no limit.
     """
 
-    __slots__ = ("_counter", "_default_new_tokens", "_image_tokens", "offload_bytes")
+    __slots__ = ("_default_new_tokens", "_tally", "offload_bytes")
 
     def __init__(
         self,
@@ -56,9 +57,8 @@ class KServe:
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
-        self._image_tokens = rule_of(image_tokens)
+        self._tally = Tallies(tokens, image_tokens)
+        self.offload_bytes = self._tally.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
@@ -89,9 +89,9 @@ class KServe:
 
     def _generate(self, body: JSONObject, path: str) -> Workload:
         """Settings stand at the top or in ``parameters``; backends differ in which of them they obey."""
-        inner = {f"parameters.{name}": value for name, value in _parameters(body.fields).items()}
-        fields = {**body.fields, **inner}
-        tally = Tally(body, self._counter, self._image_tokens)
+        inner = settings_in(body.fields, "parameters")
+        fields = {**body.fields, **{f"parameters.{name}": value for name, value in inner.items()}}
+        tally = self._tally(body)
         tally.content({name: value for name, value in body.fields.items() if name not in _LIMITS})
         new, absent = read_limit(fields, _LIMITS, self._default_new_tokens, _OTHERS)
         copies = [max(positive(fields, place + name, 1) for place in _PLACES) for name in _COPIES]
@@ -136,7 +136,7 @@ def _infer(body: JSONObject, *, binary: int) -> Workload:
 def _tensor_bytes(body: JSONObject, tensor: Any) -> int:
     if type(tensor) is not dict:
         raise UnreadableBody("a tensor in inputs must be an object")
-    parameters = _parameters(tensor)
+    parameters = settings_in(tensor, "parameters")
     elsewhere = max(
         whole(parameters.get(name), name) for name in ("binary_data_size", "shared_memory_byte_size")
     )
@@ -163,12 +163,3 @@ def _texts_bytes(body: JSONObject, data: Any) -> int:
         return 0
     count = len(data) if isinstance(data, (list, LongList)) else 1
     return body.json_size(data) + _LENGTH_PREFIX * count
-
-
-def _parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    parameters = fields.get("parameters")
-    if parameters is None:
-        return {}
-    if type(parameters) is not dict:
-        raise UnreadableBody("parameters must be an object")
-    return parameters

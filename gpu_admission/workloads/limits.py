@@ -76,6 +76,11 @@ def lower_limit(
         raise UnreadableBody(f"the body is not a JSON object: {type(error).__name__}") from None
 
 
+def unchanged(body: bytes, new_tokens: int) -> bytes:
+    """``body`` as it is: the ``clamp`` of a dialect whose requests have no limit on new tokens."""
+    return body
+
+
 def _encoded(text: bytes, encoding: str) -> bytes:
     if encoding == "utf-8":
         return text

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from gpu_admission.bodies.json import JSONObject, read_object
+from gpu_admission.bodies.json import read_object
 from gpu_admission.bodies.numbers import positive_option, whole
-from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
-from gpu_admission.workloads.content import TEMPLATE_TOKENS, Tally
-from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.content import TEMPLATE_TOKENS, Tallies, Tally
+from gpu_admission.workloads.imagetokens import ImageTokensOption
 from gpu_admission.workloads.limits import lower_limit
+from gpu_admission.workloads.members import listed, model_in, settings_in
 from gpu_admission.workloads.openai import OpenAI
-from gpu_admission.workloads.tokens import TokensOption, counter, rows
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
@@ -38,7 +38,7 @@ class Ollama:
     ``num_predict`` gets ``default_new_tokens``.
     """
 
-    __slots__ = ("_context", "_counter", "_default_new_tokens", "_image_tokens", "_openai", "offload_bytes")
+    __slots__ = ("_context", "_default_new_tokens", "_openai", "_tally", "offload_bytes")
 
     def __init__(
         self,
@@ -50,33 +50,29 @@ class Ollama:
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
         self._context = None if context is None else positive_option(context, "context")
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
-        self._image_tokens = rule_of(image_tokens)
+        self._tally = Tallies(tokens, image_tokens)
+        self.offload_bytes = self._tally.offload_bytes
         self._openai = OpenAI(
             default_new_tokens=default_new_tokens, context=context, tokens=tokens, image_tokens=image_tokens
         )
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
+        body = read_object(info, repeats=_joined)
         if "/v1/" in info.path:
-            # A Go server: names there may be in any case.
-            body = read_object(info, repeats=_joined)
             body.fields = _in_any_case(body.fields, _FOLDED_DEPTH)
             return self._openai.of(body, info.path)
-        body = read_object(info, repeats=_joined)
         body.fields = fields = _any_case(body.fields)
-        options = _options(fields)
+        options = settings_in(fields, "options")
         embeds = "/embed" in info.path
-        tally = Tally(body, self._counter, self._image_tokens)
-        prompts = self._prompts(body, tally, embeds)
+        tally = self._tally(body)
+        prompts = _prompts(tally, embeds)
         context = whole(options.get("num_ctx"), "num_ctx")
         limit = context or self._context
         if limit is not None:
             prompts = [min(tokens, limit) for tokens in prompts]
         is_silent = embeds or info.path.endswith(_SILENT)
         new, absent = (0, False) if is_silent else self._new_tokens(options, max(prompts), limit)
-        model = fields.get("model")
         return Workload(
             task="embed" if embeds else "generate",
             prompt_tokens=max(prompts),
@@ -85,7 +81,7 @@ class Ollama:
             sequences=len(prompts),
             images=tuple(tally.images),
             context=context,
-            model=model if type(model) is str else None,
+            model=model_in(fields),
             stream=not embeds and fields.get("stream") is not False,
             defaulted=("num_predict",) if absent else (),
         )
@@ -100,24 +96,6 @@ class Ollama:
         """The line that ends a stream: Ollama sends lines of JSON, not events."""
         return msgspec.json.encode({"error": message}) + b"\n"
 
-    def _prompts(self, body: JSONObject, tally: Tally, embeds: bool) -> list[int]:
-        """Tokens of each prompt (at least one). What is not a list of prompts adds to each."""
-        fields = body.fields
-        if embeds:
-            found = (fields[name] for name in ("input", "prompt") if name in fields)
-            return [row for value in found for row in rows(body, self._counter, value)] or [1]
-        tally.tokens += TEMPLATE_TOKENS + _TOOL_TOKENS * bool(fields.get("tools"))
-        for name in _TEXTS:
-            tally.text(fields.get(name))
-        if fields.get("images") is not None:
-            tally.image(fields["images"])
-        messages = _list(fields.get("messages"))
-        tally.messages([_any_case(message) if type(message) is dict else message for message in messages])
-        context = fields.get("context")
-        earlier = sum(rows(body, self._counter, context))
-        prompt = sum(rows(body, self._counter, fields.get("prompt")))
-        return [tally.tokens + earlier + prompt]
-
     def _new_tokens(self, options: Mapping[str, Any], prompt: int, limit: int | None) -> tuple[int, bool]:
         """The most new tokens, and whether the body left it out; no limit (-1, -2) fills the context."""
         said = whole(options.get("num_predict"), "num_predict")
@@ -127,17 +105,21 @@ class Ollama:
         return min(said or room, room), not said
 
 
-def _options(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    options = fields.get("options")
-    if options is None:
-        return {}
-    if type(options) is not dict:
-        raise UnreadableBody("options must be an object")
-    return options
-
-
-def _list(value: Any) -> list[Any]:
-    return value if type(value) is list else [] if value is None else [value]
+def _prompts(tally: Tally, embeds: bool) -> list[int]:
+    """Tokens of each prompt (at least one). What is not a list of prompts adds to each."""
+    fields = tally.body.fields
+    if embeds:
+        found = (fields[name] for name in ("input", "prompt") if name in fields)
+        return [row for value in found for row in tally.rows(value)] or [1]
+    tally.tokens += TEMPLATE_TOKENS + _TOOL_TOKENS * bool(fields.get("tools"))
+    for name in _TEXTS:
+        tally.text(fields.get(name))
+    if fields.get("images") is not None:
+        tally.image(fields["images"])
+    messages = listed(fields.get("messages"))
+    tally.messages([_any_case(message) if type(message) is dict else message for message in messages])
+    earlier = sum(tally.rows(fields.get("context")))
+    return [tally.tokens + earlier + sum(tally.rows(fields.get("prompt")))]
 
 
 def _folded(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,17 +19,18 @@ from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option, whole
 from gpu_admission.types import Workload
 from gpu_admission.workloads.anycase import spellings
-from gpu_admission.workloads.content import MESSAGE_TOKENS, TEMPLATE_TOKENS, Tally
+from gpu_admission.workloads.content import MESSAGE_TOKENS, TEMPLATE_TOKENS, Tallies, Tally
 from gpu_admission.workloads.embedinputs import embed_rows
 from gpu_admission.workloads.events import sent_event
-from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.imagetokens import ImageTokensOption
 from gpu_admission.workloads.limits import lower_limit, read_limit
+from gpu_admission.workloads.members import model_in
 from gpu_admission.workloads.outputsizes import FPS, read_made
 from gpu_admission.workloads.outputsizes import NAMES as _MADE
 from gpu_admission.workloads.plainchat import PlainChat, plain_chat
 from gpu_admission.workloads.promptrows import is_template, prompt_rows
 from gpu_admission.workloads.readings import largest
-from gpu_admission.workloads.tokens import TokensOption, counter, rows
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
@@ -79,14 +80,7 @@ class OpenAI:
     number or a function of width and height.
     """
 
-    __slots__ = (
-        "_completion_new_tokens",
-        "_context",
-        "_counter",
-        "_default_new_tokens",
-        "_image_tokens",
-        "offload_bytes",
-    )
+    __slots__ = ("_completion_new_tokens", "_context", "_default_new_tokens", "_tally", "offload_bytes")
 
     def __init__(
         self,
@@ -100,9 +94,8 @@ class OpenAI:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
         self._completion_new_tokens = positive_option(completion_new_tokens, "completion_new_tokens")
         self._context = None if context is None else positive_option(context, "context")
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
-        self._image_tokens = rule_of(image_tokens)
+        self._tally = Tallies(tokens, image_tokens)
+        self.offload_bytes = self._tally.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
@@ -118,9 +111,9 @@ class OpenAI:
         if (limit is None) is (other is None):
             return None
         texts = [message.content for message in chat.messages]
-        body = JSONObject({}, len(info.body))
+        counted = self._tally.counter.texts(JSONObject({}, len(info.body)), texts)
         return Workload(
-            prompt_tokens=TEMPLATE_TOKENS + MESSAGE_TOKENS * len(texts) + self._counter.texts(body, texts),
+            prompt_tokens=TEMPLATE_TOKENS + MESSAGE_TOKENS * len(texts) + counted,
             new_tokens=limit or other or 0,
             model=chat.model if type(chat.model) is str else None,
             stream=chat.stream is True,
@@ -133,10 +126,10 @@ class OpenAI:
         """
         fields = body.fields
         embeds = path[path.rfind("/") + 1 :] in _NO_OUTPUT
-        tally = Tally(body, self._counter, self._image_tokens) if tally is None else tally
+        tally = self._tally(body) if tally is None else tally
         is_plain = fields.keys().isdisjoint(_RARE)
         kept_elsewhere = _NOTHING if is_plain else _add_extras(fields, tally)
-        prompts = self._prompts(body, tally, embeds)
+        prompts = _prompts(tally, embeds)
         longest = total = prompts[0]
         if len(prompts) > 1:
             longest, total = max(prompts), sum(prompts)
@@ -146,7 +139,6 @@ class OpenAI:
             longest = total = max(total, self._context or UNKNOWN_CONTEXT)
         new, absent = (0, _NOTHING) if embeds else self._new_tokens(fields, path, longest)
         choices, beams = (1, 1) if is_plain else _choices(fields)
-        model = fields.get("model")
         workload = Workload(
             task="embed" if embeds else "generate",
             prompt_tokens=longest,
@@ -157,7 +149,7 @@ class OpenAI:
             prompt_logprobs=not is_plain and _keeps_prompt_logprobs(fields),
             images=tuple(tally.images),
             audio_seconds=tally.audio_seconds,
-            model=model if type(model) is str else None,
+            model=model_in(fields),
             stream=fields.get("stream") is True,
             defaulted=kept_elsewhere + absent,
         )
@@ -173,35 +165,6 @@ class OpenAI:
         error = {"message": message, "type": "server_error", "param": None, "code": code}
         return sent_event({"error": error}) + b"data: [DONE]\n\n"
 
-    def _prompts(self, body: JSONObject, tally: Tally, embeds: bool) -> list[int]:
-        """Tokens of each prompt (at least one). What is not a list of prompts adds to each."""
-        fields = body.fields
-        prompts: list[int] = []
-        if "messages" in fields:
-            tally.tokens += TEMPLATE_TOKENS
-            messages = fields["messages"]
-            if type(messages) is list and messages and type(messages[0]) is list:
-                prompts += [tally.conversation(conversation) for conversation in messages]
-            else:
-                tally.messages(messages)
-        if "prompt" in fields:
-            prompts += prompt_rows(body, self._counter, tally, fields["prompt"])
-        if embeds:
-            prompts += embed_rows(body, self._counter, tally)
-        elif "input" in fields:
-            prompts += self._input(body, tally, fields["input"])
-        if not prompts:
-            return [tally.tokens or 1]
-        return [tally.tokens + tokens or 1 for tokens in prompts]
-
-    def _input(self, body: JSONObject, tally: Tally, input: Any) -> list[int]:
-        """Rows of ``input``; items of a conversation are added to ``tally`` instead."""
-        tally.tokens += TEMPLATE_TOKENS
-        if not _is_items(input):
-            return rows(body, self._counter, input)
-        tally.messages(input)
-        return []
-
     def _new_tokens(self, fields: Mapping[str, Any], path: str, prompt: int) -> tuple[int, tuple[str, ...]]:
         """The most new tokens of a sequence, and the name of the limit if a default was used."""
         names = _obeyed(fields, path)
@@ -212,6 +175,37 @@ class OpenAI:
         if "min_tokens" in fields:
             new = max(new, whole(fields["min_tokens"], "min_tokens"))
         return new, (names[0],) if absent else _NOTHING
+
+
+def _prompts(tally: Tally, embeds: bool) -> list[int]:
+    """Tokens of each prompt (at least one). What is not a list of prompts adds to each."""
+    fields = tally.body.fields
+    prompts: list[int] = []
+    if "messages" in fields:
+        tally.tokens += TEMPLATE_TOKENS
+        messages = fields["messages"]
+        if type(messages) is list and messages and type(messages[0]) is list:
+            prompts += [tally.conversation(conversation) for conversation in messages]
+        else:
+            tally.messages(messages)
+    if "prompt" in fields:
+        prompts += prompt_rows(tally, fields["prompt"])
+    if embeds:
+        prompts += embed_rows(tally)
+    elif "input" in fields:
+        prompts += _input(tally, fields["input"])
+    if not prompts:
+        return [tally.tokens or 1]
+    return [tally.tokens + tokens or 1 for tokens in prompts]
+
+
+def _input(tally: Tally, input: Any) -> list[int]:
+    """Rows of ``input``; items of a conversation are added to ``tally`` instead."""
+    tally.tokens += TEMPLATE_TOKENS
+    if not _is_items(input):
+        return tally.rows(input)
+    tally.messages(input)
+    return []
 
 
 def _obeyed(fields: Mapping[str, Any], path: str) -> tuple[str, ...]:

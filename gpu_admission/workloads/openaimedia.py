@@ -14,12 +14,13 @@ from gpu_admission.bodies.numbers import CEILING, capped, positive, positive_opt
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.anycase import spellings
-from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.content import Tallies
 from gpu_admission.workloads.events import problem_event
-from gpu_admission.workloads.imagetokens import rule_of
+from gpu_admission.workloads.limits import unchanged
+from gpu_admission.workloads.members import model_in
 from gpu_admission.workloads.outputsizes import Made, read_made, read_size
 from gpu_admission.workloads.readings import largest, read_all
-from gpu_admission.workloads.tokens import TokensOption, counter
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
@@ -36,7 +37,9 @@ class OpenAIMedia:
     each token of the text that is spoken.
     """
 
-    __slots__ = ("_counter", "_default_side", "_fps", "_speech_tokens", "offload_bytes")
+    __slots__ = ("_default_side", "_fps", "_speech_tokens", "_tally", "offload_bytes")
+    clamp = staticmethod(unchanged)
+    sse_error = staticmethod(problem_event)
 
     def __init__(
         self,
@@ -49,8 +52,8 @@ class OpenAIMedia:
         self._fps = positive_option(fps, "fps")
         self._default_side = positive_option(default_side, "default_side")
         self._speech_tokens = positive_option(speech_tokens, "speech_tokens")
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
+        self._tally = Tallies(tokens)
+        self.offload_bytes = self._tally.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
@@ -58,7 +61,7 @@ class OpenAIMedia:
         return largest(bodies, partial(self._of, path=info.path))
 
     def _of(self, body: JSONObject, *, path: str) -> Workload:
-        tally = Tally(body, self._counter, rule_of("gemma-3"))
+        tally = self._tally(body)
         for name in _TEXTS:
             tally.text(body.fields.get(name))
         text_tokens = max(1, tally.tokens)
@@ -77,25 +80,17 @@ class OpenAIMedia:
             width=made.width or max(self._default_side, made.height),
             height=made.height or max(self._default_side, made.width),
             frames=made.frames,
-            model=_model(body.fields),
+            model=model_in(body.fields),
             defaulted=() if made.width and made.height else ("size",),
             features={"frames": float(made.frames)} if made.frames else {},
         )
-
-    def clamp(self, body: bytes, new_tokens: int) -> bytes:
-        """``body``: no text is generated."""
-        return body
-
-    def sse_error(self, message: str, code: str) -> bytes:
-        """An error event."""
-        return problem_event(message, code)
 
     def _speech(self, fields: Mapping[str, Any], text_tokens: int) -> Workload:
         return Workload(
             task="speech",
             prompt_tokens=text_tokens,
             new_tokens=min(text_tokens * self._speech_tokens, CEILING),
-            model=_model(fields),
+            model=model_in(fields),
         )
 
     def _made(self, fields: Mapping[str, Any]) -> Made:
@@ -109,8 +104,3 @@ def _prompts(fields: Mapping[str, Any]) -> int:
     """How many texts are asked for: some servers make a picture of each in a list."""
     prompt = fields.get("prompt")
     return max(1, len(prompt)) if type(prompt) is list else 1
-
-
-def _model(fields: Mapping[str, Any]) -> str | None:
-    model = fields.get("model")
-    return model if type(model) is str else None

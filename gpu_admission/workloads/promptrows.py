@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from gpu_admission.bodies.json import JSONObject
 from gpu_admission.workloads.audio import is_sound_text
 from gpu_admission.workloads.content import Tally
-from gpu_admission.workloads.tokens import Counter, rows
+from gpu_admission.workloads.members import listed
 
 _TEXT: Final = "prompt_string"
 _MEDIA: Final = "multimodal_data"
@@ -22,32 +21,28 @@ def is_template(prompt: Any) -> bool:
     return type(prompt) is dict and _TEXT not in prompt
 
 
-def prompt_rows(body: JSONObject, counter: Counter, tally: Tally, prompt: Any) -> list[int]:
+def prompt_rows(tally: Tally, prompt: Any) -> list[int]:
     """Tokens of each prompt in ``prompt``; ``tally`` gets their pictures and sounds."""
     if _is_object(prompt):
-        return [_object(body, tally, prompt)]
+        return [_object(tally, prompt)]
     if type(prompt) is list and any(map(_is_object, prompt)):
-        return [row for item in prompt for row in _item(body, counter, tally, item)]
-    return rows(body, counter, prompt)
+        return [row for item in prompt for row in _item(tally, item)]
+    return tally.rows(prompt)
 
 
 def _is_object(prompt: Any) -> bool:
     return type(prompt) is dict and _TEXT in prompt
 
 
-def _item(body: JSONObject, counter: Counter, tally: Tally, item: Any) -> list[int]:
-    return [_object(body, tally, item)] if _is_object(item) else rows(body, counter, [item])
+def _item(tally: Tally, item: Any) -> list[int]:
+    return [_object(tally, item)] if _is_object(item) else tally.rows([item])
 
 
-def _object(body: JSONObject, tally: Tally, prompt: dict[str, Any]) -> int:
+def _object(tally: Tally, prompt: dict[str, Any]) -> int:
     rest = {name: value for name, value in prompt.items() if name != _MEDIA}
-    return tally.row(rest) + sum(_medium(body, tally, item) for item in _items(prompt.get(_MEDIA)))
+    return tally.row(rest) + sum(_medium(tally, item) for item in listed(prompt.get(_MEDIA)))
 
 
-def _items(media: Any) -> list[Any]:
-    return media if type(media) is list else [] if media is None else [media]
-
-
-def _medium(body: JSONObject, tally: Tally, medium: Any) -> int:
-    is_sound = type(medium) is str and is_sound_text(body.head(medium, 64))
+def _medium(tally: Tally, medium: Any) -> int:
+    is_sound = type(medium) is str and is_sound_text(tally.body.head(medium, 64))
     return tally.row({"audio" if is_sound else "image": medium})

@@ -13,11 +13,13 @@ from gpu_admission.bodies.numbers import capped, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.anycase import spellings
-from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.content import Tallies, Tally
 from gpu_admission.workloads.events import problem_event
-from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.imagetokens import ImageTokensOption
+from gpu_admission.workloads.limits import unchanged
+from gpu_admission.workloads.members import listed, model_in
 from gpu_admission.workloads.readings import largest
-from gpu_admission.workloads.tokens import TokensOption, counter
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
@@ -34,7 +36,9 @@ class Rerank:
     runs at once; without them nothing is cut and all rows run together.
     """
 
-    __slots__ = ("_counter", "_image_tokens", "_max_batch", "_max_length", "offload_bytes")
+    __slots__ = ("_max_batch", "_max_length", "_tally", "offload_bytes")
+    clamp = staticmethod(unchanged)
+    sse_error = staticmethod(problem_event)
 
     def __init__(
         self,
@@ -46,9 +50,8 @@ class Rerank:
     ) -> None:
         self._max_length = None if max_length is None else positive_option(max_length, "max_length")
         self._max_batch = None if max_batch is None else positive_option(max_batch, "max_batch")
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
-        self._image_tokens = rule_of(image_tokens)
+        self._tally = Tallies(tokens, image_tokens)
+        self.offload_bytes = self._tally.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
@@ -59,29 +62,19 @@ class Rerank:
 
         ``tally`` is an empty one of the caller's, which is left with what it has added up.
         """
-        tally = Tally(body, self._counter, self._image_tokens) if tally is None else tally
-        queries = _tokens(body, _QUERIES, tally)
-        documents = _tokens(body, _DOCUMENTS, tally)
+        tally = self._tally(body) if tally is None else tally
+        queries, documents = _tokens(tally, _QUERIES), _tokens(tally, _DOCUMENTS)
         rows = self._rows(queries, documents)
         longest, total = max(rows), sum(rows)
         sequences = len(rows) * positive(body.fields, "max_chunks_per_doc", 1)
-        model = body.fields.get("model")
         return Workload(
             task="rerank",
             prompt_tokens=longest,
             total_prompt_tokens=total if total != longest else 0,
             sequences=capped(min(sequences, self._max_batch or sequences)),
             images=tuple(tally.images),
-            model=model if type(model) is str else None,
+            model=model_in(body.fields),
         )
-
-    def clamp(self, body: bytes, new_tokens: int) -> bytes:
-        """``body``: nothing is generated."""
-        return body
-
-    def sse_error(self, message: str, code: str) -> bytes:
-        """An error event."""
-        return problem_event(message, code)
 
     def _rows(self, queries: list[int], documents: list[int]) -> list[int]:
         """Tokens of each pair: one query with all documents, or one with each."""
@@ -94,13 +87,13 @@ class Rerank:
         return rows if self._max_length is None else [min(row, self._max_length) for row in rows]
 
 
-def _tokens(body: JSONObject, names: tuple[str, ...], tally: Tally) -> list[int]:
+def _tokens(tally: Tally, names: tuple[str, ...]) -> list[int]:
     """Tokens of each text, or picture, under ``names``; ``tally`` gets the pictures."""
-    return [tally.row(item) for name in names for item in _listed(body.fields.get(name))]
+    return [tally.row(item) for name in names for item in _items(tally.body.fields.get(name))]
 
 
-def _listed(value: Any) -> list[Any]:
+def _items(value: Any) -> list[Any]:
     """The items of a list, even one inside ``content`` (vLLM's), or the only item."""
     if type(value) is dict and type(value.get("content")) is list:
         value = value["content"]
-    return value if type(value) is list else [] if value is None else [value]
+    return listed(value)

@@ -13,11 +13,11 @@ from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
-from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.content import Tallies
 from gpu_admission.workloads.events import sent_event
-from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.imagetokens import ImageTokensOption
 from gpu_admission.workloads.limits import lower_limit, read_limit
-from gpu_admission.workloads.tokens import TokensOption, counter, rows
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
@@ -34,7 +34,7 @@ class SGLang:
     ``default_new_tokens`` are taken where a body names no limit; 128 is the server's own.
     """
 
-    __slots__ = ("_counter", "_default_new_tokens", "_image_tokens", "offload_bytes")
+    __slots__ = ("_default_new_tokens", "_tally", "offload_bytes")
 
     def __init__(
         self,
@@ -44,9 +44,8 @@ class SGLang:
         image_tokens: ImageTokensOption = "any",
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
-        self._image_tokens = rule_of(image_tokens)
+        self._tally = Tallies(tokens, image_tokens)
+        self.offload_bytes = self._tally.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
@@ -55,9 +54,9 @@ class SGLang:
     def of(self, body: JSONObject, path: str) -> Workload:
         """The workload of a ``body`` that was sent to ``path``. Raises ``UnreadableBody``."""
         fields = body.fields
-        tally = Tally(body, self._counter, self._image_tokens)
+        tally = self._tally(body)
         media = sum(tally.row({key: fields[name]}) for name, key in _MEDIA.items() if fields.get(name))
-        prompts = [row + media for name in _TEXTS for row in rows(body, self._counter, fields.get(name))]
+        prompts = [row + media for name in _TEXTS for row in tally.rows(fields.get(name))]
         prompts = prompts or [max(1, media)]
         params = _params(fields)
         limits = [read_limit(each, _LIMITS, self._default_new_tokens) for each in params]

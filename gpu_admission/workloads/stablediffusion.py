@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from gpu_admission.bodies.json import read_object
 from gpu_admission.bodies.numbers import CEILING, fraction, positive, positive_option, whole
 from gpu_admission.types import Workload
-from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.content import Tallies
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.images import Size
-from gpu_admission.workloads.imagetokens import rule_of
-from gpu_admission.workloads.tokens import TokensOption, counter
+from gpu_admission.workloads.limits import unchanged
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
@@ -34,31 +34,33 @@ class StableDiffusion:
     ``default_side`` are the pixels of a width or height that a body leaves out.
     """
 
-    __slots__ = ("_counter", "_default_side", "offload_bytes")
+    __slots__ = ("_default_side", "_tally", "offload_bytes")
+    clamp = staticmethod(unchanged)
+    sse_error = staticmethod(problem_event)
 
     def __init__(self, *, default_side: int = 512, tokens: TokensOption = "usual") -> None:
         self._default_side = positive_option(default_side, "default_side")
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
+        self._tally = Tallies(tokens)
+        self.offload_bytes = self._tally.offload_bytes
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
         body = read_object(info)
         fields = body.fields
-        texts = Tally(body, self._counter, rule_of("gemma-3"))
-        pictures = Tally(body, self._counter, rule_of("gemma-3"))
+        tally = self._tally(body)
         for name in _TEXTS:
-            texts.text(fields.get(name))
+            tally.text(fields.get(name))
+        text_tokens = max(1, tally.tokens)
         for name in _PICTURES:
             if fields.get(name) is not None:
-                pictures.image(fields[name])
+                tally.image(fields[name])
         width, height = self._largest(fields)
         scripts = fields.get("alwayson_scripts")
         return Workload(
             task="image",
-            prompt_tokens=max(1, texts.tokens),
+            prompt_tokens=text_tokens,
             sequences=positive(fields, "batch_size", 1),
-            images=tuple(pictures.images),
+            images=tuple(tally.images),
             width=width,
             height=height,
             defaulted=tuple(name for name in ("width", "height") if not whole(fields.get(name), name)),
@@ -68,14 +70,6 @@ class StableDiffusion:
                 "scripts": float(len(scripts)) if type(scripts) is dict else 0.0,
             },
         )
-
-    def clamp(self, body: bytes, new_tokens: int) -> bytes:
-        """``body``: no text is generated."""
-        return body
-
-    def sse_error(self, message: str, code: str) -> bytes:
-        """An error event."""
-        return problem_event(message, code)
 
     def _largest(self, fields: Mapping[str, Any]) -> Size:
         """Width and height of the larger of the two passes."""

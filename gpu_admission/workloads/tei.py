@@ -12,6 +12,7 @@ from gpu_admission.bodies.numbers import positive_option
 from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
 from gpu_admission.workloads.events import problem_event
+from gpu_admission.workloads.limits import unchanged
 from gpu_admission.workloads.tokens import Counter, TokensOption, counter, rows
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ class TEI:
     """
 
     __slots__ = ("_counter", "_max_length", "offload_bytes")
+    clamp = staticmethod(unchanged)
+    sse_error = staticmethod(problem_event)
 
     def __init__(self, *, max_length: int | None = None, tokens: TokensOption = "usual") -> None:
         self._max_length = None if max_length is None else positive_option(max_length, "max_length")
@@ -51,14 +54,6 @@ class TEI:
             total_prompt_tokens=total if total != longest else 0,
             sequences=len(prompts),
         )
-
-    def clamp(self, body: bytes, new_tokens: int) -> bytes:
-        """``body``: nothing is generated."""
-        return body
-
-    def sse_error(self, message: str, code: str) -> bytes:
-        """An error event."""
-        return problem_event(message, code)
 
 
 def _rows(body: JSONObject, counter: Counter, inputs: Any) -> list[int]:

@@ -8,19 +8,18 @@ other model reads the link's characters.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, positive, positive_option, whole
-from gpu_admission.errors import UnreadableBody
 from gpu_admission.types import Workload
-from gpu_admission.workloads.content import Tally
+from gpu_admission.workloads.content import Tallies, Tally
 from gpu_admission.workloads.events import sent_event
-from gpu_admission.workloads.imagetokens import ImageTokensOption, rule_of
+from gpu_admission.workloads.imagetokens import ImageTokensOption
 from gpu_admission.workloads.limits import lower_limit, read_limit
+from gpu_admission.workloads.members import settings_in
 from gpu_admission.workloads.openai import OpenAI
-from gpu_admission.workloads.tokens import TokensOption, counter, rows
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
@@ -37,7 +36,7 @@ class TGI:
     (``--max-total-tokens``) what the prompt leaves of it.
     """
 
-    __slots__ = ("_context", "_counter", "_default_new_tokens", "_image_tokens", "_openai", "offload_bytes")
+    __slots__ = ("_context", "_default_new_tokens", "_openai", "_sees_pictures", "_tally", "offload_bytes")
 
     def __init__(
         self,
@@ -49,14 +48,12 @@ class TGI:
     ) -> None:
         self._default_new_tokens = positive_option(default_new_tokens, "default_new_tokens")
         self._context = None if context is None else positive_option(context, "context")
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
-        self._image_tokens = None if image_tokens is None else rule_of(image_tokens)
+        self._sees_pictures = image_tokens is not None
+        image_tokens = "any" if image_tokens is None else image_tokens
+        self._tally = Tallies(tokens, image_tokens)
+        self.offload_bytes = self._tally.offload_bytes
         self._openai = OpenAI(
-            default_new_tokens=default_new_tokens,
-            context=context,
-            tokens=tokens,
-            image_tokens="any" if image_tokens is None else image_tokens,
+            default_new_tokens=default_new_tokens, context=context, tokens=tokens, image_tokens=image_tokens
         )
 
     def read(self, info: RequestInfo) -> Workload:
@@ -67,7 +64,7 @@ class TGI:
         """The workload of a ``body`` that was sent to ``path``. Raises ``UnreadableBody``."""
         if "inputs" not in body.fields:
             return self._openai.of(body, path)
-        parameters = _parameters(body.fields)
+        parameters = settings_in(body.fields, "parameters")
         tally, prompts = self._prompts(body)
         longest, total = max(prompts), sum(prompts)
         longest = min(longest, whole(parameters.get("truncate"), "truncate") or longest)
@@ -100,13 +97,12 @@ class TGI:
 
     def _prompts(self, body: JSONObject) -> tuple[Tally, list[int]]:
         """Tokens of each prompt (at least one), and what their pictures add up to."""
-        tally = Tally(body, self._counter, self._image_tokens or rule_of("any"))
+        tally = self._tally(body)
         inputs = body.fields["inputs"]
-        if self._image_tokens is not None and type(inputs) is str:
+        if self._sees_pictures and type(inputs) is str:
             inputs, links = _without_pictures(body.whole(inputs))
             tally.image(links)
-        prompts = rows(body, self._counter, inputs)
-        return tally, [tally.tokens + tokens for tokens in prompts] or [1]
+        return tally, [tally.tokens + tokens for tokens in tally.rows(inputs)] or [1]
 
 
 def _without_pictures(text: str) -> tuple[str, list[str]]:
@@ -123,12 +119,3 @@ def _without_pictures(text: str) -> tuple[str, list[str]]:
             links.append(text[opening.end() : closing])
             done = closing + 1
     return "".join([*texts, text[done:]]), links
-
-
-def _parameters(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    parameters = fields.get("parameters")
-    if parameters is None:
-        return {}
-    if type(parameters) is not dict:
-        raise UnreadableBody("parameters must be an object")
-    return parameters

@@ -14,15 +14,16 @@ from msgspec.structs import replace
 from gpu_admission.bodies.json import JSONObject, read_object
 from gpu_admission.bodies.numbers import capped, whole
 from gpu_admission.types import Workload
-from gpu_admission.workloads.content import VIDEO_TOKENS, Tally
-from gpu_admission.workloads.imagetokens import ImageTokensOption, Rule, rule_of
+from gpu_admission.workloads.content import VIDEO_TOKENS, Tallies, Tally
+from gpu_admission.workloads.imagetokens import ImageTokensOption, Rule
 from gpu_admission.workloads.openai import UNKNOWN_CONTEXT, OpenAI
 from gpu_admission.workloads.rerank import Rerank
-from gpu_admission.workloads.tokens import TokensOption, counter
+from gpu_admission.workloads.tokens import TokensOption
 
 if TYPE_CHECKING:
     from gpu_admission.request import RequestInfo
 
+_DEEPEST = 4
 _LEAST_PIXELS_OF_A_TOKEN = 28 * 28
 _MOST_TOKENS_OF_A_CROP = 1024
 _MOST_CROPS = 512
@@ -35,7 +36,7 @@ class VLLM:
     With ``context`` (``--max-model-len``) a missing limit is what the prompt leaves of it.
     """
 
-    __slots__ = ("_context", "_counter", "_image_tokens", "_openai", "_rerank", "offload_bytes")
+    __slots__ = ("_context", "_openai", "_rerank", "_tallies", "offload_bytes")
 
     def __init__(
         self,
@@ -53,11 +54,10 @@ class VLLM:
             tokens=tokens,
             image_tokens=image_tokens,
         )
-        self._counter = counter(tokens)
-        self.offload_bytes = self._counter.offload_bytes
+        self._tallies = Tallies(tokens, image_tokens)
+        self.offload_bytes = self._tallies.offload_bytes
         self._rerank = Rerank(tokens=tokens, image_tokens=image_tokens)
         self._context = context
-        self._image_tokens = rule_of(image_tokens)
 
     def read(self, info: RequestInfo) -> Workload:
         """The workload of ``info``. Raises ``UnreadableBody``."""
@@ -81,11 +81,12 @@ class VLLM:
         """An empty tally, in which images cost what ``mm_processor_kwargs`` lets them cost."""
         options = body.fields.get("mm_processor_kwargs")
         if not options:
-            return Tally(body, self._counter, self._image_tokens)
+            return self._tallies(body)
         most = max(map(_most_tokens, _numbers(options)), default=0)
-        rule = _at_least(self._image_tokens, max(most, self._image_tokens(0, 0)))
+        usual = self._tallies.image_tokens
+        rule = _at_least(usual, max(most, usual(0, 0)))
         video = max(VIDEO_TOKENS, most, self._context or UNKNOWN_CONTEXT)
-        return Tally(body, self._counter, rule, video_tokens=video)
+        return Tally(body, self._tallies.counter, rule, video_tokens=video)
 
     def _truncated(self, workload: Workload, fields: Mapping[str, Any], tally: Tally) -> Workload:
         """``workload`` with its text cut to the length that the body asks for."""
@@ -110,9 +111,7 @@ class VLLM:
             workload,
             prompt_tokens=max(workload.prompt_tokens, context),
             total_prompt_tokens=capped(others + context * rows),
-            sequences=capped(
-                workload.sequences * (rows + 1) if "prompt" in fields else workload.sequences * rows
-            ),
+            sequences=capped(workload.sequences * (rows + ("prompt" in fields))),
             defaulted=(*workload.defaulted, "prompt_embeds"),
         )
 
@@ -129,9 +128,6 @@ def _numbers(value: Any) -> Iterator[int]:
         elif isinstance(each, (dict, list)):
             inner = each.values() if isinstance(each, dict) else each
             todo += [(item, depth + 1) for item in inner]
-
-
-_DEEPEST = 4
 
 
 def _most_tokens(number: int) -> int:

@@ -17,7 +17,8 @@ from gpu_admission.types import Workload
 from gpu_admission.workloads.audio import seconds
 from gpu_admission.workloads.events import problem_event
 from gpu_admission.workloads.forms import files, media_type
-from gpu_admission.workloads.limits import read_limit
+from gpu_admission.workloads.limits import read_limit, unchanged
+from gpu_admission.workloads.members import model_in
 from gpu_admission.workloads.readings import largest, read_all_or_file
 from gpu_admission.workloads.tokens import TokensOption, counter
 
@@ -41,6 +42,8 @@ class Whisper:
     """
 
     __slots__ = ("_beam_size", "_best_of", "_counter", "_new_tokens", "offload_bytes")
+    clamp = staticmethod(unchanged)
+    sse_error = staticmethod(problem_event)
 
     def __init__(
         self, *, beam_size: int = 5, best_of: int = 5, new_tokens: int = 448, tokens: TokensOption = "usual"
@@ -60,21 +63,12 @@ class Whisper:
         query = dict(info.query) if kind.startswith(_SOUND_TYPES) else {}
         return largest(bodies, partial(self._of, query=query))
 
-    def clamp(self, body: bytes, new_tokens: int) -> bytes:
-        """``body``: the speech limits the text, not a field."""
-        return body
-
-    def sse_error(self, message: str, code: str) -> bytes:
-        """An error event."""
-        return problem_event(message, code)
-
     def _of(self, body: JSONObject, *, query: Mapping[str, Any]) -> Workload:
         """The workload of ``body``; ``query`` are the settings of one that is the sound itself."""
         fields = {**body.fields, **query}
         beams, is_default = read_limit(fields, _BEAMS, self._beam_size, _OTHER_BEAMS)
         width = max(beams, self._best_of_candidates(fields))
         prompts = (fields[name] for name in _PROMPTS if type(fields.get(name)) is str)
-        model = fields.get("model")
         return Workload(
             task="transcribe",
             prompt_tokens=max(1, sum(self._counter.text(body, prompt) for prompt in prompts)),
@@ -82,7 +76,7 @@ class Whisper:
             sequences=capped(width * positive(fields, "batch_size", 1)),
             beams=width,
             audio_seconds=max(_seconds(body), _LEAST_SECONDS),
-            model=model if type(model) is str else None,
+            model=model_in(fields),
             stream=fields.get("stream") in (True, "true", "True", "1"),
             defaulted=("beam_size",) if is_default else (),
         )
