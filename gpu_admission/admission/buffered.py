@@ -47,14 +47,13 @@ class BufferedBytes:
 
     def check(self, size: int, client: str | None = None) -> None:
         """Raise as ``take`` would, and take nothing."""
-        held = self.held + self.unpacking
-        if held + size > self._most:
+        if size > self._room():
             raise QueueFull(
                 "queue_full",
-                f"waiting bodies hold {format_bytes(held)} already: "
+                f"waiting bodies hold {format_bytes(self.held + self.unpacking)} already: "
                 f"max_buffered_bytes={format_bytes(self.limit)}",
             )
-        if client is not None and self._of_clients.get(client, 0) + size > self._share:
+        if size > self._room_of(client):
             raise QueueFull(
                 "queue_full",
                 f"waiting bodies from this client address would hold more than {SHARE:.0%} of "
@@ -63,8 +62,15 @@ class BufferedBytes:
 
     def has_room(self, size: int, client: str | None = None) -> bool:
         """Whether ``take`` would succeed."""
-        own = 0 if client is None else self._of_clients.get(client, 0)
-        return self.held + self.unpacking + size <= self._most and own + size <= self._share
+        return size <= min(self._room(), self._room_of(client))
+
+    def _room(self) -> int:
+        """Bytes that may still be held; below 0 if copies were made meanwhile."""
+        return self._most - self.held - self.unpacking
+
+    def _room_of(self, client: str | None) -> int:
+        """Bytes of its share that ``client`` may still hold; of no client, all of it."""
+        return self._share - self._of_clients.get(client, 0) if client is not None else self._most
 
     def give(self, size: int, client: str | None = None) -> None:
         self.held -= size
@@ -79,7 +85,7 @@ class BufferedBytes:
     def change_copies(self, size: int) -> None:
         """Count ``size`` bytes of copies, from any thread; a negative size gives them back."""
         with self._lock:
-            if size > 0 and self.held + self.unpacking + size > self._most:
+            if size > max(0, self._room()):
                 raise QueueFull(
                     "queue_full",
                     f"unpacked bodies need more than max_buffered_bytes={format_bytes(self.limit)}",

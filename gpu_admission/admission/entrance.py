@@ -22,7 +22,7 @@ from gpu_admission.admission.seam import Budget
 from gpu_admission.admission.shadow import Shadow
 from gpu_admission.admission.snapshots import place_of
 from gpu_admission.admission.startup import Startup
-from gpu_admission.admission.waiting import Deadline, Gone, Waiting
+from gpu_admission.admission.waiting import Gone, Waiting
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import Rejected
 from gpu_admission.guards.monitor import Monitor
@@ -41,7 +41,7 @@ class Asked(TypedDict, total=False):
     flow: Any
     timeout: float | None
     """Seconds to wait at most; ``None``: the setting."""
-    deadline: Deadline | None
+    deadline: float | None
     """Seconds that its client waits at most, if they are fewer."""
     waited_before: float
     """Seconds that it has waited already, which count towards ``timeout`` and ``deadline``."""
@@ -150,7 +150,7 @@ class Entrance:
         lane: int = 0,
         flow: Any = None,
         timeout: float | None = None,
-        deadline: Deadline | None = None,
+        deadline: float | None = None,
         waited_before: float = 0.0,
         route: str = "*",
         gone: Gone | None = None,
@@ -159,9 +159,9 @@ class Entrance:
     ) -> Lease:
         """A lease on ``estimate.bytes``, after at most ``timeout`` seconds, with those ``waited_before``.
 
-        ``deadline()`` (seconds) shortens the wait. ``gone`` returns when there is nobody left
-        to answer. ``again()`` says what is charged by what is known now. Raises ``Rejected``, or
-        ``ClientLeft`` after ``gone``.
+        ``deadline`` (seconds) shortens the wait. ``gone`` returns when there is nobody left to answer.
+        ``again()`` says what is charged by what is known now. Raises ``Rejected``, or ``ClientLeft``
+        after ``gone``.
         """
         if self._mode != "enforce":
             return self._without_deciding(Ticket(estimate.bytes, lane, flow), estimate, route)
@@ -185,7 +185,7 @@ class Entrance:
     def patience(self, lane: int | None, deadline: float | None) -> tuple[float, str]:
         """How long it may wait in all, and which setting says so; ``None``: in the most patient lane."""
         lanes = range(len(self._lane_names)) if lane is None else (lane,)
-        return max(self._waiting.patience(each, None, lambda: deadline) for each in lanes)
+        return max(self._waiting.patience(each, None, deadline) for each in lanes)
 
     def unread(self, longest: float, setting: str) -> Rejected:
         """The refusal of a request whose body could not be read in the time that it may wait."""

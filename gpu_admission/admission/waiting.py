@@ -18,7 +18,6 @@ from gpu_admission.guards.monitor import Monitor
 from gpu_admission.runtime.loop import Home
 from gpu_admission.settings import Settings
 
-Deadline = Callable[[], float | None]
 Gone = Callable[[], Awaitable[None]]
 _ROUND_TRIP = 1.0
 """Least seconds that a shared budget gets to answer: with ``timeout=0`` nothing could start otherwise."""
@@ -63,7 +62,7 @@ class Waiting:
         self._monitor = monitor
         self._refusals = refusals
 
-    def patience(self, lane: int, timeout: float | None, deadline: Deadline | None) -> tuple[float, str]:
+    def patience(self, lane: int, timeout: float | None, deadline: float | None) -> tuple[float, str]:
         """How long a request may wait in all, and the name of the setting that says so."""
         own = self._settings.lanes[lane]
         setting, longest = ("timeout", self._settings.timeout)
@@ -71,13 +70,12 @@ class Waiting:
             setting, longest = f"lane {own.name!r}: timeout", own.timeout
         if timeout is not None:
             setting, longest = "timeout", timeout
-        limit = None if deadline is None else deadline()
-        if limit is not None and limit < longest:
-            return limit, "deadline"
+        if deadline is not None and deadline < longest:
+            return deadline, "deadline"
         return longest, setting
 
     async def wait(
-        self, ticket: Ticket, lane: int, timeout: float | None, deadline: Deadline | None, gone: Gone | None
+        self, ticket: Ticket, lane: int, timeout: float | None, deadline: float | None, gone: Gone | None
     ) -> None:
         """Return when ``ticket`` is granted. Otherwise raises, and it has left the queue.
 

@@ -6,7 +6,7 @@ Owns the margin. The fit is in ``envelope``, who runs alone in ``claims``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpu_admission.estimators.claims import Claims
 from gpu_admission.estimators.envelope import Envelope
@@ -19,6 +19,15 @@ BEYOND = 1.25
 _FIRST = 3
 _GENEROUS = 1.5
 _LEAST_MARGIN, _FIRST_MARGIN, _UNLIKE_MARGIN = 0.05, 0.5, 0.25
+
+
+class Compared(NamedTuple):
+    """A request beside those that were seen of its route."""
+
+    features: Row
+    reach: Row
+    beyond: float
+    """By what factor ``reach`` goes beyond the most that was seen, at worst."""
 
 
 class KnownRoute:
@@ -40,13 +49,16 @@ class KnownRoute:
         """Whether one has to be measured whatever its size: the first three."""
         return self.runs < _FIRST
 
-    def size(self, features: Row, reach: Row) -> float:
-        """What is charged for ``features``; generous if ``reach`` tells of more than was ever seen."""
-        beyond = self.fit.reach(reach)
-        size = self.fit.bytes_for(features) * (1 + self._margin(reach))
-        if beyond <= BEYOND:
-            return size * max(1.0, beyond)
-        return _GENEROUS * beyond * max(size, self.fit.bytes_for(self.fit.top))
+    def compare(self, features: Row, reach: Row) -> Compared:
+        """A request that is expected to use ``features``; ``reach`` tells how large it is."""
+        return Compared(features, reach, self.fit.reach(reach))
+
+    def size(self, request: Compared) -> float:
+        """What ``request`` is charged: generously if it goes beyond all that was ever seen."""
+        size = self.fit.bytes_for(request.features) * (1 + self._margin(request.reach))
+        if request.beyond <= BEYOND:
+            return size * max(1.0, request.beyond)
+        return _GENEROUS * request.beyond * max(size, self.fit.bytes_for(self.fit.top))
 
     def learn(self, features: Row, reach: Row, peak: int | None, *, is_exact: bool, grows: bool) -> None:
         """One more request ended well; ``peak`` where it was measured."""

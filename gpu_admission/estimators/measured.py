@@ -19,7 +19,7 @@ import msgspec
 
 from gpu_admission.estimators.claims import Claims
 from gpu_admission.estimators.company import Company, own
-from gpu_admission.estimators.knownroute import BEYOND, ENOUGH, KnownRoute
+from gpu_admission.estimators.knownroute import BEYOND, ENOUGH, Compared, KnownRoute
 from gpu_admission.estimators.numbers import FEATURES, Row, asked_of, name_of, path_of, reach_of, row_of
 from gpu_admission.estimators.taken import ALONE, Followed
 from gpu_admission.estimators.terms import clamp
@@ -67,10 +67,10 @@ class Ask(NamedTuple):
         """What tells whether it is a new size; see ``reach_of``."""
         return reach_of(self.expected(), self.asked, self.size, self.route)
 
-    @property
-    def features(self) -> Row:
-        """What it is expected to use, by what is known now."""
-        return row_of(self.expected(), self.asked, self.size, self.route)
+    def compared(self, known: KnownRoute) -> Compared:
+        """What it is expected to use, by what is known now, beside what was seen of its route."""
+        of = self.expected(), self.asked, self.size, self.route
+        return known.compare(row_of(*of), reach_of(*of))
 
 
 class _Told(NamedTuple):
@@ -173,15 +173,15 @@ class Measured:
             if self.waits and self._new.is_running(route):
                 return None
             return Estimate(max(1, self._most // 4), parts={"guess": max(1, self._most // 4)})
-        reach = known.fit.reach(ask.reach)
-        larger = self._larger_waits(route, reach, known)
-        if (reach > BEYOND or known.needs_run) and not larger and known.claims.may(route, now):
-            guess = clamp(known.size(ask.features, ask.reach))
+        request = ask.compared(known)
+        larger = self._larger_waits(route, request.beyond, known)
+        if (request.beyond > BEYOND or known.needs_run) and not larger and known.claims.may(route, now):
+            guess = clamp(known.size(request))
             return self._alone(min(guess, self._most), "a size that has not been measured")
         is_early = self.waits and known.good < ENOUGH
-        if is_early and reach > BEYOND and (larger or known.claims.is_running(route)):
+        if is_early and request.beyond > BEYOND and (larger or known.claims.is_running(route)):
             return None
-        return self._beside(known, ask)
+        return self._beside(known, request)
 
     def again(self, ask: Ask, before: Estimate) -> Estimate:
         """What a request that still waits, and was charged ``before``, is charged by what is known now."""
@@ -190,20 +190,19 @@ class Measured:
             known = self._routes.get(ask.route)
             if known is None:
                 return before
-            reach = known.fit.reach(ask.reach)
+            request = ask.compared(known)
             if ALONE in before.parts:
-                if reach > BEYOND or known.needs_run:
+                if request.beyond > BEYOND or known.needs_run:
                     return before
                 known.claims.give_back(ask.route)
-            return self._beside(known, ask)
+            return self._beside(known, request)
 
-    def _beside(self, known: KnownRoute, ask: Ask) -> Estimate:
+    def _beside(self, known: KnownRoute, request: Compared) -> Estimate:
         """What is charged for a request that may run beside others."""
-        features, capacity = ask.features, self._most
-        size = known.size(features, ask.reach)
-        if known.fit.reach(ask.reach) > 1 and not known.claims.skips:
+        size, capacity = known.size(request), self._most
+        if request.beyond > 1 and not known.claims.skips:
             size = min(size, capacity)
-        fitted, charged = clamp(known.fit.bytes_for(features)), clamp(size)
+        fitted, charged = clamp(known.fit.bytes_for(request.features)), clamp(size)
         share = 0.0 if known.grows else self._company.shared(self._apart, capacity)
         largest = max(each.fit.largest for each in self._routes.values())
         mine = max(1, capacity // _LEAST, own(charged, share, largest=largest, capacity=capacity))
@@ -224,10 +223,10 @@ class Measured:
         known = self._routes.get(route)
         return known.fit.middle_of(features, count) if known and known.runs and not known.grows else None
 
-    def _larger_waits(self, route: str, reach: float, known: KnownRoute) -> bool:
+    def _larger_waits(self, route: str, beyond: float, known: KnownRoute) -> bool:
         """Whether a waiting request goes further beyond what was seen, so that measuring it says more."""
         waiting = islice(self._asking.values(), _MOST_LOOKED_AT)
-        return any(name == route and known.fit.reach(asked) > reach for name, asked in waiting)
+        return any(name == route and known.fit.reach(asked) > beyond for name, asked in waiting)
 
     def estimate(self, workload: Workload) -> Estimate:
         """What such a request takes on the one route that is known. Raises ``LookupError`` otherwise."""
@@ -237,7 +236,7 @@ class Measured:
                 raise LookupError("what a request takes is known by route: ask with a request")
             ((route, known),) = self._routes.items()
             features = row_of(workload, workload, 0, route)
-            return Estimate(clamp(known.size(features, features)))
+            return Estimate(clamp(known.size(known.compare(features, features))))
 
     def wants(self, route: str, charged: Estimate) -> bool:
         """Whether a request that runs alone now is worth measuring; if so, its measurement has begun."""

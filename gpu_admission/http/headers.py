@@ -42,12 +42,11 @@ def _encodings(headers: Iterable[tuple[bytes, bytes]]) -> list[str]:
 
 def deadline(scope: Scope) -> float | None:
     """Seconds that the client's headers say it will wait; a value that is no such number is ignored."""
-    waits: dict[bytes, list[float | None]] = {name: [] for name in _DEADLINES}
-    for name, value in scope.get("headers", ()):
-        if name in waits:
-            waits[name].append(_seconds(value))
-    _log_ignored(name for name, seconds in waits.items() if None in seconds)
-    return min((each for seconds in waits.values() for each in seconds if each is not None), default=None)
+    given = [(name, _seconds(value)) for name, value in scope.get("headers", ()) if name in _DEADLINES]
+    if not given:
+        return None
+    _log_ignored(dict.fromkeys(name for name, seconds in given if seconds is None))
+    return min((seconds for _, seconds in given if seconds is not None), default=None)
 
 
 def _seconds(value: bytes) -> float | None:

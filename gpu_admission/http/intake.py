@@ -148,7 +148,7 @@ class Intake(msgspec.Struct, eq=False):
             estimated,
             lane=self.lane,
             flow=self.flow,
-            deadline=functools.partial(deadline, self.scope),
+            deadline=deadline(self.scope),
             waited_before=self._waited(),
             route=self.rule.route,
             gone=self.watch or self.body.watch,

@@ -52,7 +52,7 @@ async def refused_after(asking: Callable[[], Awaitable[object]]) -> tuple[float,
 def asking(
     admission: Admission, size: int, deadline: float | None, **more: Any
 ) -> Callable[[], Awaitable[object]]:
-    return lambda: admission.entrance.acquire(Estimate(size), deadline=lambda: deadline, **more)
+    return lambda: admission.entrance.acquire(Estimate(size), deadline=deadline, **more)
 
 
 async def test_a_deadline_ends_the_wait_by_itself_while_nothing_else_happens() -> None:
@@ -131,7 +131,7 @@ async def test_a_deadline_is_for_the_wait_and_not_for_the_work() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(work, room, 100, 5.0)
         await anyio.sleep(1)
-        lease = await room.entrance.acquire(Estimate(50), deadline=lambda: 10.0)
+        lease = await room.entrance.acquire(Estimate(50), deadline=10.0)
         assert lease.waited == pytest.approx(4.0)
         await anyio.sleep(1000)
         assert not lease.ended
@@ -190,7 +190,7 @@ async def test_whoever_would_wait_too_long_is_refused_at_arrival_where_that_is_a
         assert waited == 0.0
         assert refused.reason == "deadline"
         assert "exceeds the request's own deadline of 20 s (refuse_early=True)" in refused.detail
-        lease = await room.entrance.acquire(Estimate(50), deadline=lambda: 120.0)
+        lease = await room.entrance.acquire(Estimate(50), deadline=120.0)
         assert 40 < lease.waited < 80
         lease.release()
 
@@ -222,7 +222,7 @@ async def test_while_nothing_is_known_of_the_wait_nobody_is_refused_early() -> N
     async with anyio.create_task_group() as group:
         group.start_soon(work, room, 100, 8.0)
         await anyio.sleep(1)
-        lease = await room.entrance.acquire(Estimate(50), deadline=lambda: 10.0)
+        lease = await room.entrance.acquire(Estimate(50), deadline=10.0)
         assert lease.waited == pytest.approx(7.0)
         lease.release()
 
