@@ -120,6 +120,11 @@ class DeviceReading(msgspec.Struct, frozen=True, kw_only=True):
     held: int | None = None
     """Bytes that leases held while it was read; filled in by the admission, for guards."""
 
+    @property
+    def foreign(self) -> int | None:
+        """Used by other processes."""
+        return None if self.used is None or self.ours is None else max(0, self.used - self.ours)
+
 
 @runtime_checkable
 class Device(Protocol):
@@ -221,6 +226,11 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """A number that all events of one lease share."""
     defaulted: tuple[str, ...] = ()
     estimate: Estimate | None = None
+
+    @property
+    def charged(self) -> int:
+        """Bytes of ``estimate``; without one, ``bytes``."""
+        return self.bytes if self.estimate is None else self.estimate.bytes
 
 
 Observer: TypeAlias = Callable[[Event], None]

@@ -143,4 +143,4 @@ class LeaseContext:
                 "budget still: if it waits for this task, both waited in vain"
             )
         lane = self._asked.get("lane", 0)
-        self._entrance.refused(rejected, lane=lane, route=self._asked["route"], needed=self._estimate.bytes)
+        self._entrance.refused(rejected, lane=lane, route=self._asked["route"], charged=self._estimate)

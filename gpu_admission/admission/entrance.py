@@ -25,6 +25,7 @@ from gpu_admission.admission.startup import Startup
 from gpu_admission.admission.waiting import Gone, Waiting
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import Rejected
+from gpu_admission.estimators.taken import ALONE
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.runtime.loop import Home, running_asyncio, running_loop
 from gpu_admission.settings import Settings
@@ -271,11 +272,13 @@ class Entrance:
         return holder_of(self.issuer)
 
     def refused(
-        self, rejected: Rejected, *, lane: int = 0, route: str = "*", needed: int | None = None
+        self, rejected: Rejected, *, lane: int = 0, route: str = "*", charged: Estimate | None = None
     ) -> None:
         """Complete a refusal on its way out, count it and pass it on to the observers."""
-        actual = self._events.actuals.of(route)
-        self._refusals.complete(rejected, needed, self._monitor.lowered(), actual)
+        if charged is not None and ALONE in charged.parts and rejected.status == 429:
+            rejected.detail += f"; it was {charged.notes[-1]}"
+        needed = None if charged is None else charged.bytes
+        self._refusals.complete(rejected, needed, self._monitor.lowered(), self._events.actuals.of(route))
         self._events.refused(rejected, lane, route)
 
     def left(self, *, lane: int = 0, route: str = "*") -> None:

@@ -28,9 +28,8 @@ async def block_for(intake: Intake) -> Block | None:
     ):
         return None
     try:
-        estimated = rule.fixed or await intake.estimate(of_the_body(scope)[1])
-        intake.needed = estimated.bytes
-        return enter_block(holder, estimated.bytes)
+        intake.charged = rule.fixed or await intake.estimate(of_the_body(scope)[1])
+        return enter_block(holder, intake.charged.bytes)
     except Rejected as rejected:
         if intake.admission.mode == "shadow":
             return None

@@ -50,8 +50,8 @@ class Intake(msgspec.Struct, eq=False):
     _read_size: int = 0
     lane: int = 0
     flow: Any = None
-    needed: int | None = None
-    """Bytes, once they are estimated."""
+    charged: Estimate | None = None
+    """What it is charged, once that is estimated."""
     watch: Callable[[], Awaitable[None]] | None = None
     """Returns when the client has left; ``None``: the body's own."""
     queued: Callable[[Ticket], object] | None = None
@@ -99,7 +99,7 @@ class Intake(msgspec.Struct, eq=False):
                 await self._check_size(size, declared)
             if estimated is None:
                 estimated = self._picked() or await self.estimate(packed, may_clamp=may_clamp)
-            self.needed = estimated.bytes
+            self.charged = estimated
             lease = None
             if self._arrived is None:
                 lease = admission.entrance.start(estimated, self.lane, self.flow, rule.route, loop)
@@ -369,7 +369,7 @@ class Intake(msgspec.Struct, eq=False):
         """Complete and count a refusal of this request."""
         if self.body.lease is None and not rejected.waited:
             rejected.waited = self._waited()
-        self.admission.entrance.refused(rejected, lane=self.lane, route=self.rule.route, needed=self.needed)
+        self.admission.entrance.refused(rejected, lane=self.lane, route=self.rule.route, charged=self.charged)
 
     def answer(self, rejected: Rejected) -> ASGIApp:
         """The answer to its refusal; nothing else is kept of it."""

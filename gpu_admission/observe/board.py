@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpu_admission.observe.history import History
 from gpu_admission.runtime.turn import Turn
-from gpu_admission.types import DeviceSnapshot, Event, LaneSnapshot
+from gpu_admission.types import DeviceSnapshot, Event
 
 if TYPE_CHECKING:
     from gpu_admission.admission import Admission
@@ -30,9 +30,8 @@ class Board:
         self._clock = clock
         # Reentrant: the garbage collector may end a lease, and so call this, while the lock is held.
         self._lock = Turn()
-        self._leases: dict[int, Event] = {}
-        """Open leases by number; what each holds now is in its last event."""
-        self._began: dict[int, float] = {}
+        self._leases: dict[int, tuple[float, Event]] = {}
+        """Open leases by number: when each began, and its last event, which has what it holds now."""
         self._refusals: deque[Event] = deque(maxlen=20)
         self._measured: deque[Event] = deque(maxlen=30)
         self._history = History()
@@ -43,10 +42,9 @@ class Board:
     def __call__(self, event: Event) -> None:
         with self._lock:
             if event.kind in ("admitted", "shadow"):
-                self._leases[event.lease] = event
-                self._began[event.lease] = event.at
+                self._leases[event.lease] = (event.at, event)
             elif event.kind == "resized" and event.lease in self._leases:
-                self._leases[event.lease] = event
+                self._leases[event.lease] = (self._leases[event.lease][0], event)
             elif event.kind == "released":
                 self._forget(event)
             if event.kind == "refused" or event.reason:
@@ -55,7 +53,6 @@ class Board:
 
     def _forget(self, event: Event) -> None:
         self._leases.pop(event.lease, None)
-        self._began.pop(event.lease, None)
         if event.actual and event.estimate is not None:
             self._measured.append(event)
 
@@ -68,10 +65,9 @@ class Board:
         self._record(now)
         snapshot = self._admission.snapshot()
         with self._lock:
-            leases, began = list(self._leases.values()), dict(self._began)
+            leases = sorted(self._leases.values(), key=lambda each: each[1].lease)
             refusals, measured = list(self._refusals), list(self._measured)
-        known = sum(event.bytes for event in leases)
-        leases.sort(key=lambda event: event.lease)
+        known = sum(event.bytes for _, event in leases)
         return {
             "budget": self._admission.settings.name,
             "process": os.getpid(),
@@ -89,8 +85,8 @@ class Board:
             "forecast": snapshot.forecast,
             "counts": dict(snapshot.counts),
             "devices": [_device(device) for device in snapshot.devices],
-            "lanes": [_lane(lane) for lane in snapshot.lanes],
-            "leases": [_lease(event, began[event.lease], now) for event in leases[:_MOST_LEASES]],
+            "lanes": [_plain(lane) for lane in snapshot.lanes],
+            "leases": [_lease(event, now - began) for began, event in leases[:_MOST_LEASES]],
             "other_leases": max(0, snapshot.in_use - known),
             "shared": snapshot.shared,
             "away": snapshot.away,
@@ -108,13 +104,8 @@ def _plain(struct: Any) -> dict[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-def _lane(lane: LaneSnapshot) -> Mapping[str, Any]:
-    return _plain(lane)
-
-
 def _device(device: DeviceSnapshot) -> Mapping[str, Any]:
     reading = device.reading
-    unknown = reading is None or reading.used is None or reading.ours is None
     return {
         "name": device.name,
         "capacity": device.capacity,
@@ -125,21 +116,21 @@ def _device(device: DeviceSnapshot) -> Mapping[str, Any]:
         "restart_needed": device.restart_only,
         "total": reading and reading.total,
         "used": reading and reading.used,
-        "foreign": None if unknown or reading is None else max(0, (reading.used or 0) - (reading.ours or 0)),
+        "foreign": reading and reading.foreign,
         "temperature": reading and reading.temperature,
         "age": device.reading_age,
         "error": reading and reading.error,
     }
 
 
-def _lease(event: Event, began: float, now: float) -> Mapping[str, Any]:
+def _lease(event: Event, age: float) -> Mapping[str, Any]:
     return {
         "lease": event.lease,
         "bytes": event.bytes,
         "lane": event.lane,
         "route": event.route,
         "device": event.device,
-        "age": now - began,
+        "age": age,
     }
 
 
@@ -155,20 +146,16 @@ def _refusal(event: Event, now: float) -> Mapping[str, Any]:
     }
 
 
-def _charged(event: Event) -> int:
-    return event.bytes if event.estimate is None else event.estimate.bytes
-
-
 def _estimates(measured: Sequence[Event]) -> Mapping[str, Any]:
     rows = [
         {
             "lease": event.lease,
             "route": event.route,
             "lane": event.lane,
-            "estimate": _charged(event),
+            "estimate": event.charged,
             "peak": event.actual or 1,
         }
         for event in reversed(measured)
     ]
-    ratios = [_charged(event) / (event.actual or 1) for event in measured]
+    ratios = [event.charged / (event.actual or 1) for event in measured]
     return {"rows": rows, "median_ratio": median(ratios) if ratios else None}

@@ -104,13 +104,12 @@ def _line(event: Event, epoch: float) -> str:
 
 def decision(event: Event, epoch: float) -> Decision:
     """The line of an event that ends a request; ``epoch`` is the Unix time of ``at`` 0."""
-    estimated = event.bytes if event.estimate is None else event.estimate.bytes
     return Decision(
         arrival=round(epoch + event.at - event.held - event.waited, 6),
         decision=_DECISIONS[event.kind],
         route=event.route,
         lane=event.lane,
-        bytes=estimated,
+        bytes=event.charged,
         reason=event.reason,
         status=event.status,
         waited=round(event.waited, 6),

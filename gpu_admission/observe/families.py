@@ -97,43 +97,20 @@ class Families:
     def _count(self) -> None:
         from prometheus_client import Counter
 
-        self.requests = Counter(
-            "gpu_admission_requests",
-            "Metered requests by what became of them: admitted, refused, disconnected or shadow.",
-            ("budget", "route", "lane", "outcome", "reason"),
-            registry=self._registry,
-        )
-        self.refusals = Counter(
-            "gpu_admission_refusals",
-            "Refused requests by their reason; each series begins at 0.",
-            ("budget", "reason"),
-            registry=self._registry,
-        )
-        self.leases_ended = Counter(
-            "gpu_admission_leases_ended",
-            "Leases by how their work ended: ok, error, oom, fault or client.",
-            ("budget", "lane", "outcome"),
-            registry=self._registry,
-        )
-        self.leases_lost = Counter(
-            "gpu_admission_leases_lost",
-            "Leases that were open in worker processes that died.",
-            ("budget",),
-            registry=self._registry,
-        )
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"gpu_admission_{name}", text, ("budget", *labels), registry=self._registry)
 
-        self.estimated = Counter(
-            "gpu_admission_estimated_bytes",
-            "What requests were charged, of those of which it is known what they took.",
-            ("budget", "route"),
-            registry=self._registry,
-        )
-        self.actual = Counter(
-            "gpu_admission_actual_bytes",
-            "What these took: recorded, measured, or of the tokens that the answer reports.",
-            ("budget", "route"),
-            registry=self._registry,
-        )
+        became = "Metered requests by what became of them: admitted, refused, disconnected or shadow."
+        self.requests = counter("requests", became, "route", "lane", "outcome", "reason")
+        refused = "Refused requests by their reason; each series begins at 0."
+        self.refusals = counter("refusals", refused, "reason")
+        ended = "Leases by how their work ended: ok, error, oom, fault or client."
+        self.leases_ended = counter("leases_ended", ended, "lane", "outcome")
+        self.leases_lost = counter("leases_lost", "Leases that were open in worker processes that died.")
+        estimated = "What requests were charged, of those of which it is known what they took."
+        self.estimated = counter("estimated_bytes", estimated, "route")
+        actual = "What these took: recorded, measured, or of the tokens that the answer reports."
+        self.actual = counter("actual_bytes", actual, "route")
 
     def _observe(self) -> None:
         from prometheus_client import Histogram
@@ -151,8 +128,8 @@ class Families:
     def _gauge_budget(self) -> None:
         from prometheus_client import Gauge
 
-        def total(name: str, text: str, label: str) -> Gauge:
-            labels = ("budget", label)
+        def total(name: str, text: str, *labels: str) -> Gauge:
+            labels = ("budget", *labels)
             return Gauge(
                 f"gpu_admission_{name}", text, labels, registry=self._registry, multiprocess_mode="livesum"
             )
@@ -163,20 +140,8 @@ class Families:
         self.lane_in_use = total("lane_in_use_bytes", "Bytes that leases of a lane hold.", "lane")
         self.waiting = total("waiting_requests", "Requests in the queue.", "lane")
         self.waiting_bytes = total("waiting_bytes", "Bytes that requests in the queue ask for.", "lane")
-        self.running = Gauge(
-            "gpu_admission_running_requests",
-            "Open leases.",
-            ("budget",),
-            registry=self._registry,
-            multiprocess_mode="livesum",
-        )
-        self.buffered = Gauge(
-            "gpu_admission_buffered_body_bytes",
-            "Host memory that bodies of waiting requests hold.",
-            ("budget",),
-            registry=self._registry,
-            multiprocess_mode="livesum",
-        )
+        self.running = total("running_requests", "Open leases.")
+        self.buffered = total("buffered_body_bytes", "Host memory that bodies of waiting requests hold.")
 
     def _gauge_device(self) -> None:
         from prometheus_client import Gauge

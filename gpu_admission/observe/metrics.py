@@ -169,13 +169,12 @@ class Metrics:
         reading, families = device.reading, self._families
         if reading is None:
             return
-        foreign = None if reading.used is None or reading.ours is None else reading.used - reading.ours
         read_at = None if device.reading_age is None else time.time() - device.reading_age
         values: Iterable[tuple[Gauge, float | None]] = (
             (families.device_total, reading.total),
             (families.device_used, reading.used),
             (families.device_free, reading.free),
-            (families.device_foreign, None if foreign is None else max(0, foreign)),
+            (families.device_foreign, reading.foreign),
             (families.device_temperature, reading.temperature),
             (families.device_utilization, reading.utilization),
             (families.device_read_at, read_at),

@@ -133,7 +133,7 @@ def _look_at(route: Any, prefix: str, around: _Around, looked: Looked) -> None:
         return
     path = prefix + path
     if not hasattr(original, "methods"):
-        _connect(path, around, looked)
+        _meter(_SOCKET, path, prefix, (), around, looked)
         return
     doors = _doors(original, endpoint)
     for method in sorted(original.methods or {_ANY}):
@@ -143,12 +143,7 @@ def _look_at(route: Any, prefix: str, around: _Around, looked: Looked) -> None:
 def _meter(
     method: str, path: str, prefix: str, doors: Sequence[tuple[Door, str]], around: _Around, looked: Looked
 ) -> None:
-    found: list[Metered] = []
-    for admission, below in around:
-        rule = admission.metering.rule(_scope(method, path, below))
-        looked.seen.append(Seen(admission, _template(path, below), False, rule is not None))
-        if rule is not None:
-            found.insert(0, Metered(method, path, admission, "middleware", rule))
+    found = _by_middleware(method, path, around, looked)
     for door, by in doors:
         rule = door.admission.metering.default(_scope(method, path, prefix), path, door.estimator)
         looked.seen.append(Seen(door.admission, _template(path, prefix), False, True))
@@ -158,17 +153,17 @@ def _meter(
         looked.passing.append(Passing(method, path))
 
 
-def _connect(path: str, around: _Around, looked: Looked) -> None:
-    """Look at the route of a WebSocket."""
+def _by_middleware(method: str, path: str, around: _Around, looked: Looked) -> list[Metered]:
+    """What the middleware around a route meters of it, the innermost first."""
     found: list[Metered] = []
     for admission, below in around:
-        rule = admission.metering.connection(_scope("GET", path, below))
-        looked.seen.append(Seen(admission, _template(path, below), True, rule is not None))
+        is_socket, metering = method == _SOCKET, admission.metering
+        scope = _scope("GET" if is_socket else method, path, below)
+        rule = metering.connection(scope) if is_socket else metering.rule(scope)
+        looked.seen.append(Seen(admission, _template(path, below), is_socket, rule is not None))
         if rule is not None:
-            found.insert(0, Metered(_SOCKET, path, admission, "middleware", rule))
-    looked.metered += found
-    if not found:
-        looked.passing.append(Passing(_SOCKET, path))
+            found.insert(0, Metered(method, path, admission, "middleware", rule))
+    return found
 
 
 def _template(path: str, below: str) -> str:

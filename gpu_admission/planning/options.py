@@ -8,17 +8,18 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from gpu_admission.sizes import parse_bytes
+
+T = TypeVar("T")
 
 
 def size(text: str) -> int:
     """Bytes above 0: ``"6GiB"``."""
-    try:
-        found = parse_bytes(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    found = read_by(parse_bytes)(text)
     if not found:
         raise argparse.ArgumentTypeError("must be above 0 bytes")
     return found
@@ -50,6 +51,18 @@ def share(text: str) -> float:
     if not 0 <= found < 1:
         raise argparse.ArgumentTypeError(f"must be from 0 to below 1, not {text!r}")
     return found
+
+
+def read_by(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """``parse`` for argparse, which shows the sentence of a ``ValueError`` only if it is its own."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
 
 
 def number(text: str) -> float:

@@ -15,9 +15,9 @@ import msgspec
 
 from gpu_admission.devices import discover
 from gpu_admission.estimators import Linear, ModelConfig
-from gpu_admission.planning.demand import PLAYED, Demand, Part, at_once, at_rate, from_trace, parse_mix
+from gpu_admission.planning.demand import PLAYED, Demand, at_once, at_rate, from_trace, parse_mix
 from gpu_admission.planning.gpus import Gpu, find_gpu, gpus
-from gpu_admission.planning.options import count, new_file, not_negative, positive, share, size
+from gpu_admission.planning.options import count, new_file, not_negative, positive, read_by, share, size
 from gpu_admission.planning.plan import Memory, Plan, Sized, charges, estimator_for, make_plan, settings
 from gpu_admission.planning.plan_page import page
 from gpu_admission.planning.plan_report import (
@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--engine", choices=tuple(engines()), default="transformers", help="(default %(default)s)")
     add(
         "--slo",
-        type=_slo,
+        type=read_by(Slo.parse),
         metavar="'p95<5s'",
         help="the smallest card, or the largest load, that keeps it: of the waits in the queue, until work "
         "begins; 'answer p95<20s' is of the times until the answer is complete",
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 def _asked(add: _Add) -> None:
     add(
         "--mix",
-        type=_mix,
+        type=read_by(parse_mix),
         default="512+256",
         metavar="NxP+T,...",
         help="how many with P prompt and T new tokens (default 512+256)",
@@ -362,17 +362,3 @@ def _show(report: Report, out: Terminal) -> None:
         out.line(report.promise, style="bold")
     out.heading("Settings")
     out.line(report.settings)
-
-
-def _slo(text: str) -> Slo:
-    try:
-        return Slo.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _mix(text: str) -> Sequence[Part]:
-    try:
-        return parse_mix(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None

@@ -7,7 +7,7 @@ bytes of the same budget never waits for more: they would wait for it, and it fo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 
 from gpu_admission.admission import Admission
@@ -41,7 +41,8 @@ class Funding:
         Raises ``Rejected``, at once where a caller holds some.
         """
         with ExitStack() as stack:
-            holders = self._keep(calls, stack)
+            held = dict.fromkeys(call.lease for call in calls if call.lease is not None)
+            holders = kept_open(held, stack)
             missing = size - self._use(holders, size, stack)
             if not missing:
                 yield holders[0].device
@@ -69,18 +70,8 @@ class Funding:
         least = size - sum(holder.bytes for holder in holders) if is_last else 0
         rejected = entrance.no_more(size, missing, least, self._lane)
         if is_last:
-            entrance.refused(rejected, lane=self._lane, route=self._route, needed=size)
+            entrance.refused(rejected, lane=self._lane, route=self._route, charged=Estimate(size))
         return rejected
-
-    def _keep(self, calls: Sequence[Call], stack: ExitStack) -> list[Lease]:
-        """The callers' leases that are open, and stay so: a caller may leave while its item runs."""
-        found = dict.fromkeys(call.lease for call in calls if call.lease is not None)
-        kept: list[Lease] = []
-        for lease in found:
-            with suppress(RuntimeError):  # it has ended, perhaps just now and in another thread
-                stack.enter_context(lease.keep())
-                kept.append(lease)
-        return kept
 
     def _use(self, holders: Sequence[Lease], size: int, stack: ExitStack) -> int:
         """Use what is free of the callers' leases, up to ``size``; returns the bytes covered that way."""
@@ -96,3 +87,13 @@ class Funding:
         self._used[lease] -= share
         if not self._used[lease]:
             del self._used[lease]
+
+
+def kept_open(leases: Iterable[Lease], stack: ExitStack) -> list[Lease]:
+    """Those of ``leases`` that are open, and stay so until ``stack`` ends: a caller may leave before."""
+    kept: list[Lease] = []
+    for lease in leases:
+        with suppress(RuntimeError):  # it has ended, perhaps just now and in another thread
+            stack.enter_context(lease.keep())
+            kept.append(lease)
+    return kept

@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence, Set
 from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from contextvars import copy_context
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from gpu_admission.admission.context import current_lease
 from gpu_admission.admission.lease import Lease
 from gpu_admission.runtime.task import is_async, is_cancelled
 from gpu_admission.runtime.worker import Worker, settled
+from gpu_admission.serving.funding import kept_open
 
 Row_co = TypeVar("Row_co", covariant=True)
 
@@ -80,21 +81,13 @@ class Handler:
 
     async def _in_thread(self, items: list[Any], leases: Iterable[Lease]) -> Any:
         worker = self._idle.pop() if self._idle else Worker(self._name)
-        kept = _keep(*leases, current_lease())
+        kept = ExitStack()
+        kept_open(filter(None, (*leases, current_lease())), kept)
         call = functools.partial(copy_context().run, self._function, items)
         try:
             return await _whole(worker.submit(call), kept)
         finally:
             self._idle.append(worker)
-
-
-def _keep(*leases: Lease | None) -> ExitStack:
-    """Handles of those that are open."""
-    kept = ExitStack()
-    for lease in filter(None, leases):
-        with suppress(RuntimeError):  # it has ended, perhaps just now and in another thread
-            kept.enter_context(lease.keep())
-    return kept
 
 
 async def _whole(future: Future[Any], kept: ExitStack) -> Any:

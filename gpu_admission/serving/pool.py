@@ -154,7 +154,7 @@ class Pool:
         """Lend nothing from now on, and refuse those who wait."""
         with self._lock:
             self.closed = True
-            self._refuse_all(lambda: self._closed())
+            self._refuse_all(self._closed)
 
     def empty(self) -> list[Future[None]]:
         """End every instance that nobody has."""

@@ -436,6 +436,17 @@ async def test_those_that_wait_until_one_has_run_alone_are_reported() -> None:
     assert gate.admission.report().learning == (f"learning {PATH}: 5 of 40",)
 
 
+async def test_a_refusal_says_that_the_request_was_to_be_measured_alone() -> None:
+    gate = gate_of(World(), timeout=0)
+    lease = await gate.admission.entrance.acquire(Estimate(1))
+    _, problem = await call(gate, scope_of(PATH), body())
+    lease.release()
+    detail = json.loads(problem["body"])["detail"]
+    assert detail.endswith(
+        "; it was charged the whole capacity, to be measured alone: nothing is known of its route"
+    )
+
+
 async def test_in_shadow_mode_nothing_waits_to_be_measured() -> None:
     world = World()
     gate = gate_of(world, mode="shadow")
