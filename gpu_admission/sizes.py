@@ -10,6 +10,7 @@ import math
 import re
 from fractions import Fraction
 
+GIB = 2**30
 MAX_BYTES = 2**62
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 _UNITS: dict[str, int] = {

@@ -19,7 +19,7 @@ import msgspec
 
 from gpu_admission.estimators.histories import ALL, Histories
 from gpu_admission.estimators.history import History
-from gpu_admission.estimators.learnedchecks import check_between, check_reading
+from gpu_admission.estimators.learnedchecks import check_between, check_clip, check_counts, check_reading
 from gpu_admission.estimators.lengths import Counted, Lengths, heard
 from gpu_admission.estimators.measured import Ask, Measured, Progress
 from gpu_admission.estimators.meter import PeakMeter
@@ -89,14 +89,9 @@ class Learned:
         max_routes: int = 64,
         meter: PeakMeter | None = None,
     ) -> None:
-        check_between(quantile, 0.5, 1, "quantile")
-        check_between(margin, 0, 1, "margin")
-        check_between(doubt, 1, 32, "doubt")
-        if not 0 < clip[0] <= 1 <= clip[1] < 1e6:
-            raise ValueError(f"clip must be (low, high) with 0 < low <= 1 <= high, got {clip!r}")
-        for name, count in (("window", window), ("trust", trust), ("max_routes", max_routes)):
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count!r}")
+        check_between(quantile=(quantile, 0.5, 1), margin=(margin, 0, 1), doubt=(doubt, 1, 32))
+        check_clip(clip)
+        check_counts(window=window, trust=trust, max_routes=max_routes)
         check_reading(inner, usage, tokens)
         self.inner = checked_inner(inner)
         self.usage = usage

@@ -21,7 +21,21 @@ def check_reading(inner: Estimator, usage: bool, tokens: str | None) -> None:
         )
 
 
-def check_between(value: float, low: float, high: float, name: str) -> None:
-    """Raises ``ValueError`` that names the setting."""
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be between {low} and {high}, got {value!r}")
+def check_between(**settings: tuple[float, float, float]) -> None:
+    """Raises ``ValueError`` for a setting, of (value, least, most), that is out of its bounds."""
+    for name, (value, low, high) in settings.items():
+        if not low <= value <= high:
+            raise ValueError(f"{name} must be between {low} and {high}, got {value!r}")
+
+
+def check_counts(**settings: int) -> None:
+    """Raises ``ValueError`` for a setting below 1."""
+    for name, count in settings.items():
+        if count < 1:
+            raise ValueError(f"{name} must be at least 1, got {count!r}")
+
+
+def check_clip(clip: tuple[float, float]) -> None:
+    """Raises ``ValueError`` for bounds that do not lie on both sides of 1."""
+    if not 0 < clip[0] <= 1 <= clip[1] < 1e6:
+        raise ValueError(f"clip must be (low, high) with 0 < low <= 1 <= high, got {clip!r}")

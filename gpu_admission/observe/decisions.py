@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gpu_admission.observe.linefile import LineFile, closed_with
+from gpu_admission.settings.checks import count
 from gpu_admission.sizes import parse_bytes
 from gpu_admission.types import Event
 
@@ -65,8 +66,8 @@ class DecisionLog:
         keep: int = 5,
         max_queued: int = 10_000,
     ) -> None:
-        _check_count("keep", keep)
-        _check_count("max_queued", max_queued)
+        count(1)("keep", keep)
+        count(1)("max_queued", max_queued)
         parent = Path(path).parent
         if not parent.is_dir():
             raise FileNotFoundError(f"path: there is no directory {str(parent)!r}")
@@ -121,10 +122,3 @@ def decision(event: Event, epoch: float) -> Decision:
         device=event.device,
         lease=event.lease,
     )
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, not {type(value).__name__}")
-    if value < 1:
-        raise ValueError(f"{name} must be 1 or more, got {value}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from gpu_admission.planning.exits import exit_status, failed
 from gpu_admission.planning.meters import NAMES, meter_for
 from gpu_admission.planning.named import named
 from gpu_admission.planning.options import count, new_file, positive
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from gpu_admission.estimators import Traced
     from gpu_admission.planning.calibrate import Costs, Measured, Target
 
+_NAME = "calibrate"
 _DESCRIPTION = """
 Measure what requests really take: drive a server (http://...) or a function (module:function) over
 a grid, fit a Linear estimator that is never below what was seen, and write it to a file that
@@ -45,20 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     """The exit status: 0, 1 where what was measured can't be trusted, 2 where nothing can be measured."""
     options = _parser().parse_args(arguments)
     if "://" in options.target and find_spec("httpx") is None:
-        return _failed("a server needs httpx: pip install httpx")
-    try:
-        return _run(options, Terminal(), Terminal(sys.stderr))
-    except BrokenPipeError:  # the reader has seen enough: no failure, and the caller ends quietly
-        raise
-    except (OSError, ValueError, RuntimeError) as error:
-        return _failed(str(error))
-    except KeyboardInterrupt:
-        return 130
-
-
-def _failed(why: str, status: int = 2) -> int:
-    print(f"gpu-admission calibrate: {why}", file=sys.stderr)
-    return status
+        return failed(_NAME, "a server needs httpx: pip install httpx")
+    return exit_status(_NAME, lambda: _run(options, Terminal(), Terminal(sys.stderr)), RuntimeError)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,7 +89,7 @@ def _run(options: argparse.Namespace, out: Terminal, err: Terminal) -> int:
     _show(costs, measured, out)
     why = doubt(costs, measured)
     if why is not None:
-        return _failed(f"{why}: {_WHAT_TO_DO}", status=1)
+        return failed(_NAME, f"{why}: {_WHAT_TO_DO}", 1)
     about = f"gpu-admission calibrate {options.target}: {len(cells)} points, {options.repeat} times each"
     costs.linear.save(options.out, about=f"{about}; {meter.says}")
     if traced is not None:

@@ -16,6 +16,7 @@ from gpu_admission.admission import Admission
 from gpu_admission.admission.startline import start_line
 from gpu_admission.planning.appdoors import Looked, look_into, name_of, reader_of
 from gpu_admission.planning.appstart import run_started
+from gpu_admission.planning.exits import failed
 from gpu_admission.planning.named import named
 from gpu_admission.planning.strays import strays
 from gpu_admission.planning.terminal import Table, Terminal
@@ -41,8 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         if not looked.admissions:
             raise ValueError(f"{options.app} has no GPUAdmission, and its module no Admission")
     except (Exception, SystemExit) as error:  # whatever importing or building the app raises
-        print(f"gpu-admission check: {_sentence(error)}", file=sys.stderr)
-        return 2
+        return failed("check", _sentence(error))
     terminal = Terminal()
     why_not = _reason_not_to_start(looked, no_startup=options.no_startup)
     if why_not:

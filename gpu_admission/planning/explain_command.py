@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gpu_admission.estimators import Encoder, KVCache, Linear, Traced, TransformersLM, Vision, Whisper
+from gpu_admission.planning.exits import failed
 from gpu_admission.planning.options import count, not_negative, size
 from gpu_admission.planning.terminal import Table, Terminal
 from gpu_admission.sizes import format_bytes
@@ -26,6 +27,7 @@ _DESCRIPTION = """
 What one request would be charged, term by term: by the formulas for a model's config.json, or by a
 file that calibrate or trace has written. Nothing is loaded or run.
 """
+_BASIS = {"device": "device memory", "pool": "the engine's pool"}
 
 
 class Formula(Protocol):
@@ -49,8 +51,7 @@ def main(arguments: Sequence[str]) -> int:
             workload = _workload(options)
             estimates = [(way, way.estimator.estimate(workload)) for way in _ways(options)]
     except (OSError, ValueError) as error:
-        print(f"gpu-admission explain: {error}", file=sys.stderr)
-        return 2
+        return failed("explain", str(error))
     for sentence in dict.fromkeys(str(doubt.message) for doubt in doubts):
         print(f"gpu-admission explain: {sentence}", file=sys.stderr)
     terminal = Terminal()
@@ -170,6 +171,3 @@ def _show(terminal: Terminal, way: Way, estimate: Estimate, capacity: int | None
         fit = capacity // estimate.bytes
         terminal.line(f"{fit:,} such requests fit in {format_bytes(capacity)}")
     terminal.line(f"estimator={way.line}", style="green")
-
-
-_BASIS = {"device": "device memory", "pool": "the engine's pool"}

@@ -13,7 +13,8 @@ from importlib.resources import files
 
 import msgspec
 
-GIB = 2**30
+from gpu_admission.sizes import GIB
+
 _UNSAID = frozenset(
     [
         *(

@@ -19,9 +19,9 @@ from gpu_admission.estimators import KVCache, ModelConfig, TransformersLM
 from gpu_admission.planning.demand import Demand
 from gpu_admission.planning.roofline import Roofline
 from gpu_admission.planning.steady import Steady
+from gpu_admission.sizes import GIB
 from gpu_admission.types import Estimate, Workload
 
-GIB = 2**30
 CONTEXT = GIB // 2
 """Bytes of the CUDA context, loaded kernels and the libraries' workspaces; 0.3 to 1 GiB in practice."""
 BLOCK = 16

@@ -16,6 +16,7 @@ import msgspec
 from gpu_admission.devices import discover
 from gpu_admission.estimators import Linear, ModelConfig
 from gpu_admission.planning.demand import PLAYED, Demand, at_once, at_rate, from_trace, parse_mix
+from gpu_admission.planning.exits import exit_status
 from gpu_admission.planning.gpus import Gpu, find_gpu, gpus
 from gpu_admission.planning.options import count, new_file, not_negative, positive, read_by, share, size
 from gpu_admission.planning.plan import Memory, Plan, Sized, charges, estimator_for, make_plan, settings
@@ -72,16 +73,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 def main(arguments: Sequence[str]) -> int:
     """Run the command; its exit status."""
     options = _parser().parse_args(arguments)
-    try:
-        _run(options, Terminal(), Terminal(sys.stderr))
-    except BrokenPipeError:  # the reader has seen enough: no failure, and the caller ends quietly
-        raise
-    except (OSError, ValueError) as error:
-        print(f"gpu-admission plan: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_status("plan", lambda: _run(options, Terminal(), Terminal(sys.stderr)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -172,7 +164,7 @@ def _speed(add: _Add) -> None:
     )
 
 
-def _run(options: argparse.Namespace, out: Terminal, err: Terminal) -> None:
+def _run(options: argparse.Namespace, out: Terminal, err: Terminal) -> int:
     model = _model(options)
     if options.gpu is None and options.slo is not None:
         plan, demand = _smallest(options, model, err)
@@ -183,6 +175,7 @@ def _run(options: argparse.Namespace, out: Terminal, err: Terminal) -> None:
     if options.html is not None:
         options.html.write_text(page(report), encoding="utf-8")
         err.line(f"written: {options.html}")
+    return 0
 
 
 def _model(options: argparse.Namespace) -> Model:

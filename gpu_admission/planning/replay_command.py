@@ -21,6 +21,7 @@ import msgspec
 
 from gpu_admission.planning.cases import Case, Row
 from gpu_admission.planning.disciplines import Setup, disciplines
+from gpu_admission.planning.exits import exit_status
 from gpu_admission.planning.options import count, not_negative, positive, share, size
 from gpu_admission.planning.service import Card, Decoder, decoders
 from gpu_admission.planning.table import blocks_for, plot, table
@@ -113,19 +114,10 @@ def _chance(add: _Add) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Play what ``options`` ask for and print it; the exit status."""
-    try:
-        _report(options, Terminal(), Terminal(sys.stderr))
-    except BrokenPipeError:  # the reader has seen enough: no failure, and the caller ends quietly
-        raise
-    except (OSError, ValueError) as error:
-        print(f"gpu-admission replay: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_status("replay", lambda: _report(options, Terminal(), Terminal(sys.stderr)))
 
 
-def _report(options: argparse.Namespace, out: Terminal, err: Terminal) -> None:
+def _report(options: argparse.Namespace, out: Terminal, err: Terminal) -> int:
     decoder = _decoder(options)
     trace = read(options.trace, decoder).repeated(options.repeat)
     card = _card(options, decoder)
@@ -144,6 +136,7 @@ def _report(options: argparse.Namespace, out: Terminal, err: Terminal) -> None:
         out.line(line)
     for line in _footnotes(options, rows):
         out.line(line)
+    return 0
 
 
 def _decoder(options: argparse.Namespace) -> Decoder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-GIB = 2**30
+from gpu_admission.sizes import GIB
 
 
 class Card(msgspec.Struct, frozen=True):

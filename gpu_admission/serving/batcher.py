@@ -32,8 +32,8 @@ from gpu_admission.serving.call import (
     is_inside,
     on_device,
 )
-from gpu_admission.serving.comebacks import Returns
-from gpu_admission.serving.funding import Funding
+from gpu_admission.serving.comebacks import Comebacks
+from gpu_admission.serving.funding import Funding, check_payer
 from gpu_admission.serving.handler import Handler, Rows
 from gpu_admission.serving.packing import Limits, halves
 from gpu_admission.serving.pricing import Pricing
@@ -111,12 +111,7 @@ class Batcher(Generic[Item, Result]):
         observer: Callable[[BatchEvent], object] | None = None,
         name: str = "batcher",
     ) -> None:
-        if admission is not None and cost is None:
-            raise TypeError("cost must be given with admission: the bytes of one item")
-        if lane is not None:
-            if admission is None:
-                raise TypeError("admission must be given with lane: it is one of its lanes")
-            admission.entrance.lane_index(lane)
+        check_payer(admission, lane, has_cost=cost is not None)
         check_callable("handler", handler, optional=False)
         check_callable("observer", observer)
         count(1)("max_running", max_running)
@@ -152,7 +147,7 @@ class Batcher(Generic[Item, Result]):
         self._running = 0
         self._pace: float | None = None
         """Seconds from batch to batch for each item, lately."""
-        self._returns = Returns()
+        self._comebacks = Comebacks()
         self._rested = anyio.Event()
 
     @property
@@ -219,7 +214,7 @@ class Batcher(Generic[Item, Result]):
         if line is None:
             line = self._lines[place] = Line(self._limits)
         line.add(call)
-        if self._returns.came(call.at):
+        if self._comebacks.came(call.at):
             self._wake()
         self._start(line)
         return line
@@ -282,12 +277,12 @@ class Batcher(Generic[Item, Result]):
         """The next batch when it closes; ``None`` when all that waited have left."""
         while line.waiting and line.forming is not None:
             now = anyio.current_time()
-            is_early = not self._running and self._returns.are_expected(now)
+            is_early = not self._running and self._comebacks.are_expected(now)
             patience = math.inf if is_early else self._max_wait
             closed = line.close(now, patience, hurry=self._hurry(is_early))
             if closed is not None:
                 return self._take(line, Batch(*closed, now))
-            with anyio.CancelScope(deadline=self._returns.until if is_early else line.oldest() + patience):
+            with anyio.CancelScope(deadline=self._comebacks.until if is_early else line.oldest() + patience):
                 await line.forming.wait()
             line.forming = anyio.Event()
         return None
@@ -383,7 +378,7 @@ class Batcher(Generic[Item, Result]):
         took, items = now - batch.taken_at, len(batch.calls)
         pace = took / items / self._max_running
         self._pace = pace if self._pace is None else 0.9 * self._pace + 0.1 * pace
-        self._returns.answered(items, now, min(self._max_wait, took))
+        self._comebacks.answered(items, now, min(self._max_wait, took))
 
     def _tell(self, run: Run) -> None:
         if self._observer is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 
-class Returns:
+class Comebacks:
     """How many of a batch's callers come again soon after it.
 
     They are waited for as long as the batch took, but at most ``max_wait``, and only while at least

@@ -89,6 +89,16 @@ class Funding:
             del self._used[lease]
 
 
+def check_payer(admission: Admission | None, lane: str | None, *, has_cost: bool) -> None:
+    """Raises ``TypeError`` or ``ValueError`` for settings of a batcher with which nothing could pay."""
+    if admission is not None and not has_cost:
+        raise TypeError("cost must be given with admission: the bytes of one item")
+    if lane is not None:
+        if admission is None:
+            raise TypeError("admission must be given with lane: it is one of its lanes")
+        admission.entrance.lane_index(lane)
+
+
 def kept_open(leases: Iterable[Lease], stack: ExitStack) -> list[Lease]:
     """Those of ``leases`` that are open, and stay so until ``stack`` ends: a caller may leave before."""
     kept: list[Lease] = []

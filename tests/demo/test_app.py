@@ -25,6 +25,7 @@ from gpu_admission.demo.trace import PATH, Ask
 from gpu_admission.demo.wall import Meter
 from gpu_admission.estimators import Constant, Learned, Linear
 from gpu_admission.types import ASGIApp, Message
+from tests.http.test_lifespan import run_lifespan
 
 # The app is asyncio's, as its server process is: these run on asyncio alone.
 pytestmark = pytest.mark.anyio
@@ -229,16 +230,8 @@ async def test_bytes_put_the_budget_in_front_and_count_with_the_demos_own_tokeni
 
 
 async def lived(app: ASGIApp) -> None:
-    """One lifespan of ``app``, as a server makes it."""
-    messages = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
-
-    async def receive() -> Message:
-        return messages.pop(0)
-
-    async def send(message: Message) -> None:
-        assert message["type"].endswith(".complete")
-
-    await app({"type": "lifespan", "state": {}}, receive, send)
+    """One lifespan of ``app``, which starts and ends well."""
+    assert all(message["type"].endswith(".complete") for message in await run_lifespan(app))
 
 
 async def test_what_was_learned_from_answers_is_there_for_the_next_server(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_admission.planning.gpus import GIB, find_gpu, gpus
+from gpu_admission.planning.gpus import find_gpu, gpus
+from gpu_admission.sizes import GIB
 
 
 def test_every_card_has_a_name_of_its_own_a_source_and_plausible_numbers() -> None:

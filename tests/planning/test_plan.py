@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from gpu_admission.estimators import Linear, ModelConfig
 from gpu_admission.planning.demand import Demand, at_once, at_rate, from_trace, parse_mix
-from gpu_admission.planning.gpus import GIB, find_gpu
+from gpu_admission.planning.gpus import find_gpu
 from gpu_admission.planning.plan import Memory, Plan, Sized, charges, estimator_for, make_plan, settings
 from gpu_admission.planning.roofline import Roofline, engines, roofline_of
 from gpu_admission.planning.waiting import SUSTAINED, Setting, Slo, largest_load, three_digits
 from gpu_admission.planning.weights import weights_of
+from gpu_admission.sizes import GIB
 
 DATA = Path(__file__).parent / "data"
 CODE = DATA / "azure2023_code_head.csv"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_admission.planning.service import GIB, Card, Decoder, decoders
+from gpu_admission.planning.service import Card, Decoder, decoders
+from gpu_admission.sizes import GIB
 
 
 def test_the_bytes_of_a_request_are_its_cache_and_the_activations_of_its_prompt() -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from gpu_admission import QueueFull, TooLarge, Unavailable, current_lease
 from gpu_admission.serving import Batcher, BatchEvent, caller_contexts
-from gpu_admission.serving.comebacks import Returns
+from gpu_admission.serving.comebacks import Comebacks
 
 pytestmark = pytest.mark.anyio
 
@@ -715,20 +715,20 @@ async def test_callers_that_never_come_back_are_not_waited_for() -> None:
 
 
 def test_company_is_waited_for_where_it_came_before_and_only_until_all_are_there() -> None:
-    returns = Returns()
-    returns.answered(4, 10.0, 2.0)
-    assert not returns.are_expected(10.0), "nothing is known yet"
-    assert [returns.came(at) for at in (10.5, 11.0, 12.5)] == [False] * 3
-    returns.answered(3, 20.0, 2.0)
-    assert returns.are_expected(21.9), "half of the four came in time"
-    assert not returns.are_expected(22.0)
-    assert [returns.came(20.1) for _ in range(3)] == [False, False, True]
-    assert not returns.are_expected(20.2), "all are back"
-    returns.answered(1, 30.0, 2.0)
-    assert not returns.are_expected(30.0), "one alone has no company"
-    returns.answered(9, 40.0, 2.0)
-    returns.answered(9, 50.0, 2.0)
-    assert not returns.are_expected(50.0), "the nine before did not come"
+    comebacks = Comebacks()
+    comebacks.answered(4, 10.0, 2.0)
+    assert not comebacks.are_expected(10.0), "nothing is known yet"
+    assert [comebacks.came(at) for at in (10.5, 11.0, 12.5)] == [False] * 3
+    comebacks.answered(3, 20.0, 2.0)
+    assert comebacks.are_expected(21.9), "half of the four came in time"
+    assert not comebacks.are_expected(22.0)
+    assert [comebacks.came(20.1) for _ in range(3)] == [False, False, True]
+    assert not comebacks.are_expected(20.2), "all are back"
+    comebacks.answered(1, 30.0, 2.0)
+    assert not comebacks.are_expected(30.0), "one alone has no company"
+    comebacks.answered(9, 40.0, 2.0)
+    comebacks.answered(9, 50.0, 2.0)
+    assert not comebacks.are_expected(50.0), "the nine before did not come"
 
 
 def test_importing_the_helpers_loads_nothing_heavy() -> None:
