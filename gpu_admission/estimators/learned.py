@@ -113,10 +113,10 @@ class Learned:
         self._turns = Turns(16 * max_routes)
         self._caution = 1
         self._lock = Mutex()
-        # The collector may end a lease in the very thread that holds the lock: endings are noted
-        # here, without a lock, and taken in when the next charge is asked for.
         self._announce: Callable[[], object] | None = None
         self._tell_others: Callable[[tuple[Any, ...]], object] | None = None
+        # The collector may end a lease in the very thread that holds the lock: endings are noted
+        # here, without a lock, and taken in when the next charge is asked for.
         self._told: deque[Taken | Counted | None] = deque(maxlen=_MOST_TOLD)
 
     @property

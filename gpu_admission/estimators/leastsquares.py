@@ -13,10 +13,10 @@ from fractions import Fraction
 Row = Sequence[Fraction]
 
 
-def fit_nonnegative(rows: Sequence[Row], targets: Row, *, free: int = 1) -> list[Fraction]:
+def fit_nonnegative(rows: Sequence[Row], targets: Row) -> list[Fraction]:
     """Coefficients c, least in squared error of ``rows @ c`` against ``targets``, none negative.
 
-    The first ``free`` columns may have a negative one. Lawson and Hanson's active set.
+    That of the first column may be negative. Lawson and Hanson's active set.
     Raises ``ValueError`` when the columns are not independent.
     """
     gram = gram_of(rows)
@@ -24,11 +24,11 @@ def fit_nonnegative(rows: Sequence[Row], targets: Row, *, free: int = 1) -> list
         sum((r[i] * t for r, t in zip(rows, targets, strict=True)), Fraction(0)) for i in range(len(gram))
     ]
     solve(gram, moment)  # raises when the columns are dependent
-    chosen = set(range(free))
+    chosen = {0}
     current = _solve_for(gram, moment, chosen)
     while gains := _gains(gram, moment, current, chosen):
         chosen.add(max(gains, key=lambda i: gains[i]))
-        current = _settle(gram, moment, current, chosen, free)
+        current = _settle(gram, moment, current, chosen)
     return current
 
 
@@ -71,13 +71,11 @@ def _gains(gram: Sequence[Row], moment: Row, current: Row, chosen: set[int]) -> 
     return {i: slope for i, slope in slopes.items() if slope > 0}
 
 
-def _settle(
-    gram: Sequence[Row], moment: Row, current: list[Fraction], chosen: set[int], free: int
-) -> list[Fraction]:
+def _settle(gram: Sequence[Row], moment: Row, current: list[Fraction], chosen: set[int]) -> list[Fraction]:
     """Move to the best point on ``chosen``, dropping the columns that would turn negative."""
     while True:
         target = _solve_for(gram, moment, chosen)
-        falling = [i for i in chosen if i >= free and target[i] <= 0]
+        falling = [i for i in chosen if i and target[i] <= 0]
         if not falling:
             return target
         step = min(current[i] / (current[i] - target[i]) for i in falling)
