@@ -107,6 +107,37 @@ def server(request: pytest.FixtureRequest) -> str:
 # BL-23: an early answer, and an upload that nobody reads
 
 
+class Client:
+    """Posts to one server on kept connections, and again where one was closed before it was used again.
+
+    Hypercorn closes the connection of a request whose body has not come when it is answered, and does not
+    say so in the answer: the next request may be on its way by then. On a new connection nothing is forgiven.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._client.close()
+
+    def post(self, path: str, size: int, content: bytes) -> httpx.Response:
+        steps: list[str] = []
+        watched = {"trace": lambda step, info: steps.append(step)}
+        try:
+            return self._post(path, size, content, watched)
+        except httpx.RemoteProtocolError:
+            if "connection.connect_tcp.started" in steps:
+                raise
+        return self._post(path, size, content, {})
+
+    def _post(self, path: str, size: int, content: bytes, extensions: dict[str, Any]) -> httpx.Response:
+        headers = {"x-cost": str(size)}
+        return self._client.post(path, headers=headers, content=content, extensions=extensions)
+
+
 @pytest.mark.parametrize("reason", ["body_too_large", "queue_full", "draining", "too_large"])
 def test_bl_23_the_refusal_of_a_large_upload_arrives_whole_and_the_client_can_go_on(
     server: str, reason: str
@@ -121,18 +152,18 @@ def test_bl_23_the_refusal_of_a_large_upload_arrives_whole_and_the_client_can_go
         if reason == "draining":
             site.admission.drain()
         size = 101 if reason == "too_large" else 50
-        with httpx.Client(base_url=f"http://127.0.0.1:{site.server.port}", timeout=20) as client:
+        with Client(site.server.port) as client:
             for _ in range(3):
-                refused = client.post("/work", headers={"x-cost": str(size)}, content=b"x" * 20 * MEGABYTE)
+                refused = client.post("/work", size, b"x" * 20 * MEGABYTE)
                 assert refused.json()["reason"] == reason
-                again = client.post("/work", headers={"x-cost": "101"}, content=b"x")
+                again = client.post("/work", 101, b"x")
                 assert again.json()["reason"] == (
                     reason if reason in ("queue_full", "draining") else "too_large"
                 )
             site.app.gate.set()
             if reason != "draining":
                 site.until_in_use(0)
-                assert client.post("/quick", headers={"x-cost": "1"}, content=b"x").text == "ok"
+                assert client.post("/quick", 1, b"x").text == "ok"
         for connection in held:
             connection.close()
 
