@@ -34,8 +34,9 @@ unit: $(VENV)/test
 	$(BIN)/coverage report --fail-under=95 --skip-covered
 	$(BIN)/coverage report --fail-under=99 --show-missing --include='*/budget/*,*/http/*'
 
+# Some take a minute: a core that is done takes over what another has still to do.
 slow: $(VENV)/test
-	$(BIN)/pytest -m slow --numprocesses auto || $(BIN)/pytest $(AGAIN) -m slow
+	$(BIN)/pytest -m slow --numprocesses auto --dist worksteal || $(BIN)/pytest $(AGAIN) -m slow
 
 bench: $(VENV)/bench
 	$(BIN)/python -m tests.bench
