@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from gpu_admission.budget.ticket import REFUSED, Ticket
-from gpu_admission.shared.command import Onlooker
+from gpu_admission.shared.command import NOT_NAMED, Onlooker, named_or_variable
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import TERMS, Terms
@@ -59,6 +59,8 @@ def main(arguments: Sequence[str]) -> int:
     command = options.command + command
     if not command:
         return _fail("say what to run: gpu-admission hold SIZE SHARED -- COMMAND ...")
+    if options.shared is None:
+        return _fail(NOT_NAMED)
     try:
         return hold(
             parse_bytes(options.size, name="size"),
@@ -76,7 +78,7 @@ def _parser(rest: str) -> argparse.ArgumentParser:
         prog="gpu-admission hold", description="Wait for bytes of a shared budget, and run a command."
     )
     parser.add_argument("size", help="bytes to hold while the command runs, such as 6GiB")
-    parser.add_argument("shared", help="the folder or redis:// address of the budget")
+    parser.add_argument("shared", **named_or_variable())
     parser.add_argument(
         "--timeout", type=_seconds, default=math.inf, help="seconds to wait (default: for ever)"
     )
@@ -132,7 +134,7 @@ def _terms_in_force(shared: str, capacity: int | None) -> Terms:
     if terms is not None and ledger is not None:
         return msgspec.structs.replace(in_force(terms, ledger), defaults=TERMS)
     if capacity is None:
-        why = onlooker.away or f"no process has used the budget {shared} yet: give --capacity"
+        why = onlooker.away or f"no process has used the budget {onlooker.log.where} yet: give --capacity"
         raise ValueError(why)
     return Terms((capacity,), defaults=tuple(name for name in TERMS if name != "capacities"))
 

@@ -183,7 +183,8 @@ class Settings:
     server_timing: bool = _setting(checks.flag, False)
     load_header: bool = _setting(checks.flag, False)
     profile: int = _setting(checks.count(0), 0)
-    shared: Any = _setting(_as_it_is, None)
+    shared: Any = field(default=None, metadata={"check": _as_it_is}, repr=False)
+    """It may hold a password."""
     shared_fallback: float = _setting(checks.share, 0.0)
     lease_ttl: float = _setting(_lease_ttl, 10.0)
     name: str = _setting(checks.text, "default")

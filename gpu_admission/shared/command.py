@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpu_admission.shared import dump
 from gpu_admission.shared.folder import FolderLog
@@ -27,6 +27,8 @@ from gpu_admission.shared.views import view_members
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import MemberSnapshot
 
+VARIABLE = "GPU_ADMISSION_SHARED"
+NOT_NAMED = f"name the folder or redis:// address of the budget, or set {VARIABLE}"
 _WITHIN = 5.0
 _COLUMNS = """
 Columns: "holds" is the memory of its "requests", "waiting" how many wait, "for" how long it has been a
@@ -124,12 +126,22 @@ def _parser() -> argparse.ArgumentParser:
     evict = actions.add_parser("evict", help="give the bytes of a process that is stuck to others")
     evict.add_argument("member", help="as show names it")
     for each in (show, drain, evict):
-        each.add_argument("shared", help="the folder or redis:// address of the budget")
+        each.add_argument("shared", **named_or_variable())
     return parser
+
+
+def named_or_variable() -> Any:
+    """How a command is told the budget: an address with a password should not be among arguments, which
+    every user of the host can read.
+    """
+    said = f"the folder or redis:// address of the budget (default: the environment's {VARIABLE})"
+    return {"nargs": "?", "default": os.environ.get(VARIABLE) or None, "help": said}
 
 
 def run(arguments: argparse.Namespace, show: Show) -> int:
     """0 when done; 1 when the budget can't be reached, or has no such member."""
+    if arguments.shared is None:
+        return _fail(NOT_NAMED)
     try:
         log = open_log(arguments.shared)
         if "://" not in arguments.shared and not os.path.exists(arguments.shared):

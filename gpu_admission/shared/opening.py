@@ -24,8 +24,8 @@ def open_log(shared: Any, *, lease_ttl: float = 10.0) -> Log:
         address.check()
         return RedisLog(address, settle=lease_ttl)
     if isinstance(shared, (str, os.PathLike)):
-        if not os.path.isabs(shared):
-            raise ValueError(f"shared={os.fspath(shared)!r} must be an absolute path, or a redis:// address")
+        if not os.path.isabs(shared) or (os.fspath(shared).startswith("//") and "@" in os.fspath(shared)):
+            raise ValueError(f"shared={_shown(shared)!r} must be an absolute path, or a redis:// address")
         return FolderLog(shared, settle=lease_ttl)
     missing = [name for name in Log.__dict__ if not name.startswith("_") and not hasattr(shared, name)]
     if missing:
@@ -35,3 +35,9 @@ def open_log(shared: Any, *, lease_ttl: float = 10.0) -> Log:
         )
     log: Log = shared
     return log
+
+
+def _shown(path: str | os.PathLike[str]) -> str:
+    """``path`` for people; hidden where it may be an address with a password, which lacks its scheme."""
+    text = os.fspath(path)
+    return "***" if "@" in text or ":" in text else text

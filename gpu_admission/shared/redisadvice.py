@@ -5,7 +5,7 @@ Owns the words. Whether it is tried again is ``redislog``'s business.
 
 from __future__ import annotations
 
-from gpu_admission.shared.redisaddress import RedisAddress
+from gpu_admission.shared.redisaddress import ENCODE, RedisAddress
 
 
 def advice(error: Exception, address: RedisAddress) -> str:
@@ -22,7 +22,7 @@ def advice(error: Exception, address: RedisAddress) -> str:
     if isinstance(error, (AuthenticationError, AuthorizationError, NoPermissionError)):
         return (
             "write user and password into shared=, as in redis://user:password@host/0?name=gpu0, of one who "
-            f"may run INFO and use the keys {keys}"
+            f"may run INFO and use the keys {keys}; {ENCODE}"
         )
     if isinstance(error, OutOfMemoryError):
         return "raise the server's maxmemory, or name another server in shared="

@@ -108,9 +108,9 @@ class RedisLog:
             )
         if self._refused is not None:
             raise ValueError(
-                f"the shared budget {self.where} let this process not in ({self._refused}): "
-                f"{advice(self._refused, self._address)}"
-            ) from self._refused
+                f"the shared budget {self.where} let this process not in "
+                f"({self._address.hide(str(self._refused))}): {advice(self._refused, self._address)}"
+            )
 
     def append(self, data: bytes) -> None:
         writer = self._writer
@@ -171,7 +171,7 @@ class RedisLog:
         self._tried.set()
 
     def _went_away(self, error: Exception) -> None:
-        said = str(error) or type(error).__name__
+        said = self._address.hide(str(error)) or type(error).__name__
         what_to_do = advice(error, self._address)
         self._listener.went_away(f"the shared budget {self.where} can't be reached ({said}): {what_to_do}")
         self._tried.set()

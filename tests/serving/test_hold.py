@@ -64,6 +64,18 @@ def test_the_status_is_that_of_the_command_and_the_bytes_come_back(
     assert server.ledger.lanes[0].max_waiting == 7  # the settings in force are as they were
 
 
+def test_the_budget_may_be_named_by_the_environment(
+    folder: Path, server: SharedLedger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert hold(60, "--", "true") == 125
+    assert "name the folder or redis:// address of the budget, or set GPU_ADMISSION_SHARED" in (
+        capsys.readouterr().err
+    )
+    monkeypatch.setenv("GPU_ADMISSION_SHARED", str(folder))
+    assert hold(60, "--", sys.executable, "-c", "raise SystemExit(7)") == 7
+    assert hold(60, folder, sys.executable, "-c", "raise SystemExit(8)") == 8
+
+
 def test_it_waits_for_the_bytes(folder: Path, server: SharedLedger) -> None:
     first = Ticket(60)
     server.ask(first)

@@ -71,6 +71,21 @@ def test_a_folder_that_no_process_has_used_is_said_and_left_as_it_is(
     assert not list(folder.iterdir())
 
 
+def test_the_budget_may_be_named_by_the_environment(
+    shared: SharedLedger,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert budget("drain") == 1
+    assert "or set GPU_ADMISSION_SHARED" in capsys.readouterr().err
+    monkeypatch.setenv("GPU_ADMISSION_SHARED", str(folder))
+    assert budget("drain") == 0
+    assert f"{folder} admits nothing any more" in capsys.readouterr().out
+    assert budget("evict", "nobody") == 1
+    assert "has no member 'nobody'" in capsys.readouterr().err
+
+
 def test_the_columns_of_show_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         budget("show", "--help")

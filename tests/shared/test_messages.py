@@ -219,11 +219,11 @@ TABLE: dict[str, tuple[Callable[[Case], str], tuple[str, ...]]] = {
     "a broken disk": (lambda c: away_as(c, errno.EIO), (HERE, "Input/output error", "see that its disk")),
     "no such scheme": (
         lambda c: c.raised("http://h/x"),
-        (SHARED, "http://h/x", "one of redis, rediss", "as in"),
+        (SHARED, "http://h'", "one of redis, rediss", "as in"),
     ),
     "no name": (
         lambda c: c.raised("redis://h/0"),
-        (SHARED, "redis://h/0", "must name the budget", "?name=gpu0"),
+        (SHARED, "redis://h'", "must name the budget", "?name=gpu0"),
     ),
     "no master": (
         lambda c: c.raised("redis+sentinel://a,b?name=x"),
@@ -232,7 +232,7 @@ TABLE: dict[str, tuple[Callable[[Case], str], tuple[str, ...]]] = {
     "a prefix": (lambda c: c.raised("redis://h/0?name=x&prefix=a b"), (SHARED, "prefix=", "letters, digits")),
     "a port": (
         lambda c: c.raised("redis://h:x/0?name=x"),
-        (SHARED, "redis://h:x/0", "Port", "redis://host:6379"),
+        (SHARED, "redis://***", "port is a number", "percent-encode the password", "@host:6379/0"),
     ),
     "an option of no client": (
         lambda c: c.raised("redis://h/0?name=x&nonsense=1"),
@@ -244,7 +244,7 @@ TABLE: dict[str, tuple[Callable[[Case], str], tuple[str, ...]]] = {
     ),
     "options that are ours": (
         lambda c: c.raised("redis://h/0?name=x&protocol=3&decode_responses=True"),
-        (SHARED, "redis://h/0 (x)", "leave out decode_responses, protocol"),
+        (SHARED, "redis://h'", "leave out decode_responses, protocol"),
     ),
     "no server": (
         away_from_a_server,
