@@ -35,6 +35,8 @@ _NETWORK = {
 _LONG = 1 << 19
 """Bytes of entries in one file: about 8,000, which a newcomer reads in 20 ms."""
 _LOOK = 1.0
+_PAGE = bytes(4096)
+"""An entry that says nothing, and needs room that the file does not have yet."""
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 """How the kernel writes a space, tab, line's end or backslash in a path."""
 
@@ -179,6 +181,7 @@ class FolderLog:
             self._report()
             self._look()
             if self._away:
+                self._file.write(_PAGE)  # else it would be away again with the first entry
                 self._away = False
                 self._listener.came_back()
         except (LogAway, OSError) as error:

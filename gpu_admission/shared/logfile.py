@@ -103,15 +103,15 @@ class LogFile:
 
     def _open(self, number: int) -> bytes | None:
         fd = os.open(self._path(number), os.O_RDWR | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+        size, frames = os.fstat(fd).st_size, Frames()
         head = Head.unpack(os.pread(fd, HEAD_SIZE, 0))
-        if head is None:
+        snapshot, taken = frames.read_snapshot(os.pread(fd, max(0, size - HEAD_SIZE), HEAD_SIZE))
+        if head is None or (head.number and snapshot is None):  # what came before it is not known any more
             os.close(fd)
             self._set_aside(number)
             raise FileNotFoundError(self._path(number))
         self.close()
-        self._fd, self.head, self._frames = fd, head, Frames()
-        self.size = os.fstat(fd).st_size
-        snapshot, taken = self._frames.read_snapshot(os.pread(fd, max(0, self.size - HEAD_SIZE), HEAD_SIZE))
+        self._fd, self.head, self._frames, self.size = fd, head, frames, size
         self._offset = self._start = HEAD_SIZE + taken
         return snapshot
 
@@ -140,11 +140,15 @@ class LogFile:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file that is open was removed, or cut short."""
+        """Whether the file that is open was removed, moved away, or cut short."""
         if self._fd < 0:
             return True
         said = os.fstat(self._fd)
-        return said.st_nlink == 0 or said.st_size < self._offset
+        try:
+            is_there = os.path.samestat(said, self._path(self.head.number).stat())
+        except FileNotFoundError:
+            return True
+        return not is_there or said.st_size < self._offset
 
     def drop_if_short(self) -> None:
         """Remove the file that is open where it says less than was read in it: it was cut short."""

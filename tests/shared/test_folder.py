@@ -21,13 +21,15 @@ import pytest
 
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
 from gpu_admission.runtime import fork
+from gpu_admission.shared.dump import dump
 from gpu_admission.shared.folder import FolderLog, _boot_id, _sockets_in, file_system, prepare_folder
-from gpu_admission.shared.frames import HEAD_SIZE, Frames, Head, frame
+from gpu_admission.shared.frames import HEAD_SIZE, Frames, Head, frame, snapshot_frame
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.logfile import LogFile
-from gpu_admission.shared.operations import Open, Terms, encode
+from gpu_admission.shared.operations import Open, Terms, Why, encode
 from gpu_admission.shared.presence import Presence
 from gpu_admission.shared.protocol import Entry, LogAway
+from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.untold import Untold
 
 TERMS = Terms((100,))
@@ -44,8 +46,8 @@ def join(folder: Path) -> Iterator[Callable[..., SharedLedger]]:
     """Makes processes on the folder that never turn by themselves."""
     made: list[SharedLedger] = []
 
-    def make(*, pulse: bool = False, **options: int) -> SharedLedger:
-        shared = SharedLedger(FolderLog(folder, **options), TERMS)
+    def make(*, pulse: bool = False, **options: float) -> SharedLedger:
+        shared = SharedLedger(FolderLog(folder, **options), TERMS)  # type: ignore[arg-type]
         shared.start(pulse=pulse)
         made.append(shared)
         return shared
@@ -195,6 +197,28 @@ def test_what_is_no_log_is_set_aside(folder: Path, join: Callable[..., SharedLed
     log_of(folder).write_bytes(b"x" * 100)
     assert ask(join(), 10).state is GRANTED
     assert (folder / "log.broken").exists()
+
+
+def test_a_snapshot_that_was_harmed_is_a_log_that_was_lost(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    first = join(long=500)
+    held = ask(first, 70)
+    held.started = True
+    while log_of(folder).name.endswith("-0"):
+        first.release(ask(first, 1))
+    log = log_of(folder)
+    harmed = bytearray(log.read_bytes())
+    harmed[HEAD_SIZE + 30] ^= 1
+    log.write_bytes(harmed)
+    newcomer = join(settle=0.2)
+    more = ask(newcomer, 40)
+    assert more.state is WAITING, "it does not know what is held"
+    first.pulse()
+    wait_for(lambda: newcomer.pulse() >= 0 and newcomer.replica.settles is None)
+    assert (newcomer.ledger.in_use, more.state) == (70, WAITING)
+    first.release(held)
+    assert more.state is GRANTED
 
 
 def test_a_long_log_is_replaced_by_a_snapshot_and_everybody_goes_on(
@@ -366,6 +390,21 @@ def test_a_full_disk_is_a_log_that_is_away_and_nothing_is_lost(
     assert ticket.state is GRANTED
     second.pulse()
     assert second.ledger.in_use == 70
+
+
+def test_a_disk_that_stays_full_is_told_once(
+    join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = join()
+    real = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr("os.write", lambda fd, data: real(fd, data[:200]))  # a small entry finds room
+        first.allow(0, why=Why("x" * 100, "y" * 200))
+        for _ in range(5):
+            first.pulse()
+        assert first.away
+    first.pulse()
+    assert [" is back" in each.message for each in caplog.records] == [False, True]
 
 
 def test_a_broken_disk_is_a_log_that_is_away(
@@ -576,7 +615,7 @@ from gpu_admission.budget.ticket import Ticket
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.logfile import LogFile
-from gpu_admission.shared.operations import Open, Terms, encode
+from gpu_admission.shared.operations import Open, Terms, Why, encode
 shared = SharedLedger(FolderLog(sys.argv[1]), Terms((100,), lease_ttl=float(sys.argv[3])))
 shared.start()
 ticket = Ticket(int(sys.argv[2]))
@@ -780,7 +819,7 @@ def test_a_next_file_of_another_log_is_begun_again_not_gone_on_in(
     file.close()
     opening = frame(encode("", 0, Open(0.0, expires=False)), 1)
     log_of(folder).with_name(log_of(folder).name[:-1] + "1").write_bytes(
-        Head(b"x" * 16, 1, 0).pack() + opening
+        Head(b"x" * 16, 1, 0).pack() + snapshot_frame(dump(Replica()), 1) + opening
     )
     first.pulse()
     assert first.is_in
