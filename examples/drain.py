@@ -1,4 +1,4 @@
-"""Shutting down without cutting an answer off: SIGTERM refuses new work and lets what runs end.
+"""Shutting down without cutting an answer off: SIGTERM lets what runs and what waits end.
 
 Run it:  uvicorn examples.drain:app
      or  gunicorn examples.drain:app -k uvicorn_worker.UvicornWorker --graceful-timeout 120
@@ -22,7 +22,7 @@ admission = Admission(capacity="2GiB", estimator="1GiB", timeout=60)
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncIterator[None]:
-    with drain_at_sigterm(admission):  # those who wait hear 503 at once; /health/ready says no
+    with drain_at_sigterm(admission):  # /health/ready says no; what runs and what waits is served
         yield
     await admission.aclose()
 

@@ -342,6 +342,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What guards allow now, summed over devices; at most ``capacity``."""
     closed_by: str | None
     draining: bool
+    """Whether this process takes its leave: traffic should go elsewhere. ``closed_by`` says whether
+    anything may start."""
     mode: str
     forecast: float | None
     """Seconds that a request of the median size would wait if it came now; ``None`` = not known."""

@@ -281,7 +281,7 @@ def test_every_command_line_is_understood_by_its_program(command: list[str]) -> 
     else:
         assert (program_, words[:2]) == ("python", ["-m", "examples.qwen_service"])
         found, grace = "examples.qwen_service.app:build", arguments(words[2:]).grace
-    assert grace == 60
+    assert grace == 90
     module, _, name = found.partition(":")
     path = ROOT / f"{module.replace('.', '/')}.py"
     assert re.search(rf"^(def )?{name.removesuffix('()')}\b", path.read_text(), flags=re.MULTILINE)
@@ -319,7 +319,9 @@ def test_nothing_is_killed_before_its_answer_may_have_ended() -> None:
     settings = from_environment({each["name"]: each.get("value", "") for each in CONTAINER["env"]})
     stop = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
     grace = arguments(CONTAINER["args"][3:]).grace
-    assert POD["terminationGracePeriodSeconds"] == stop + settings["timeout"] + grace
+    answer = 60
+    assert grace == settings["timeout"] + answer
+    assert POD["terminationGracePeriodSeconds"] == stop + grace
     assert int(COMPOSED["qwen"]["stop_grace_period"].removesuffix("s")) > grace
     (command,), (limit,) = of_unit("ExecStart"), of_unit("TimeoutStopSec")
     assert int(limit) > arguments(shlex.split(command)[3:]).grace

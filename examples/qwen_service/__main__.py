@@ -15,7 +15,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--model", help="folder of a model; without it a small one with random weights")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--grace", type=int, default=60, help="seconds that answers may take after SIGTERM")
+    parser.add_argument("--grace", type=int, default=90, help="seconds after SIGTERM for what waits or runs")
     return parser.parse_args(words)
 
 

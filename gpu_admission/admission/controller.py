@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 import anyio.to_thread
 
@@ -203,8 +203,7 @@ class Admission:
     def resize(self, capacity: int | str) -> None:
         """Change the capacity (bytes, per device). Leases stay; those that can no longer fit are refused.
 
-        If the budget is shared, this changes it for all its processes.
-        May be called from any thread, and from a signal handler.
+        A shared budget is changed for all. May be called from any thread, and from a signal handler.
         """
         size = parse_bytes(capacity, name="capacity")
         if not size:
@@ -213,13 +212,13 @@ class Admission:
         self.monitor.fix_capacity()
         self.locked.turn.take(partial(self.locked.resize, usable(self.settings, size)))
 
-    def drain(self) -> None:
+    def drain(self, waiting: Literal["refuse", "serve"] = "refuse") -> None:
         """Admit nothing from now on, and refuse all who wait (503 ``draining``). Leases run on.
 
-        If the budget is shared, this drains only this process; ``gpu-admission budget drain`` drains all.
-        May be called from any thread, and from a signal handler.
+        ``"serve"``: ``/health/ready`` fails, but what waits and comes is served until a plain ``drain()``.
+        Only this process is meant. May be called from any thread, and from a signal handler.
         """
-        self.locked.turn.take(self.entrance.drain)
+        self.locked.turn.take(partial(self.entrance.drain, waiting))
 
     async def aclose(self) -> None:
         """Drain, leave a shared budget, and stop what runs in the background.
@@ -285,6 +284,7 @@ class Admission:
             counts=self.events.counts,
             buffered=self.buffer.held + self.buffer.unpacking,
             succeeded_at=self.endings.succeeded_at,
+            leaving=self.entrance.is_leaving,
         )
 
     def __repr__(self) -> str:

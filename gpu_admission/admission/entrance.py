@@ -28,7 +28,7 @@ from gpu_admission.errors import Rejected
 from gpu_admission.estimators.taken import ALONE
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.runtime.loop import Home, running_asyncio, running_loop
-from gpu_admission.settings import Settings
+from gpu_admission.settings import Settings, checks
 from gpu_admission.types import Estimate, Place
 
 _LOOK_SECONDS = 0.5
@@ -84,6 +84,8 @@ class Entrance:
         self.recharging = Recharging(locked, home)
         self._measuring: anyio.CapacityLimiter | None = None
         self._open_for: set[anyio.CancelScope] = set()
+        self.is_leaving = False
+        """Whether traffic should go elsewhere, though what comes may still be served."""
         self._begun_in: Any = _NOWHERE
         """The asyncio loop that is served; set once nothing remains to be done before a request may start."""
 
@@ -128,11 +130,18 @@ class Entrance:
                     self._open_for.discard(waiting)
         self.check_open()
 
-    def drain(self) -> None:
-        """Let nothing in from now on. To be called in a turn that interrupts no other change."""
+    def drain(self, waiting: str) -> None:
+        """Let nothing in from now on; where ``waiting`` is ``"serve"``, only say so.
+
+        To be called in a turn that interrupts no other change.
+        """
+        checks.word("refuse", "serve")("waiting", waiting)
+        self.is_leaving = True
+        if waiting == "serve":
+            return
         self._locked.drain()
-        for waiting in tuple(self._open_for):
-            self._home.call(waiting.cancel)
+        for scope in tuple(self._open_for):
+            self._home.call(scope.cancel)
 
     def start(self, estimate: Estimate, lane: int, flow: Any, route: str, loop: Any) -> Lease | None:
         """A lease on ``estimate.bytes`` where they are free and nobody waits; else ``None``: ``acquire`` it.

@@ -22,6 +22,7 @@ def snapshot_of(
     counts: Mapping[str, int],
     buffered: int,
     succeeded_at: float | None,
+    leaving: bool,
 ) -> Snapshot:
     """The snapshot of what ``locked`` and ``monitor`` say now; the rest as given."""
     members = locked.members()
@@ -39,7 +40,7 @@ def snapshot_of(
             peak=ledger.peak,
             ceiling=sum(account.limit for account in ledger.accounts),
             closed_by="drain" if locked.is_closed else lowered.guard if lowered else None,
-            draining=locked.is_closed,
+            draining=leaving or locked.is_closed,
             mode=mode,
             forecast=ledger.forecast(ledger.usual, now),
             lanes=_lanes(ledger),

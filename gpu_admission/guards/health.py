@@ -68,7 +68,7 @@ def readiness(snapshot: Snapshot) -> dict[str, Any]:
         "in_use_bytes": snapshot.in_use,
         "running": snapshot.running,
         "waiting": snapshot.waiting,
-        **_by(snapshot.closed_by, is_closed=snapshot.draining or not snapshot.ceiling),
+        **_by(snapshot.closed_by, is_closed=snapshot.closed_by == "drain" or not snapshot.ceiling),
         "settles_seconds": snapshot.settles,
         "last_success_seconds": snapshot.last_success,
         "devices": [_device(device) for device in snapshot.devices],

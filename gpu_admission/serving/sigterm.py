@@ -1,4 +1,4 @@
-"""A server's own shutdown, with the queue refused first. Owns one signal handler while an app lives."""
+"""A server's own shutdown, of which the queue hears in time. Owns one signal handler while an app lives."""
 
 from __future__ import annotations
 
@@ -6,35 +6,44 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from gpu_admission.settings import checks
 
 
 class Drained(Protocol):
     """An admission, for all that is called here."""
 
-    def drain(self) -> None: ...
+    def drain(self, waiting: Literal["refuse", "serve"] = "refuse") -> None: ...
 
 
 @contextmanager
-def drain_at_sigterm(admission: Drained) -> Iterator[None]:
-    """In an app's lifespan: at SIGTERM call ``admission.drain()``, then do what the server does by itself.
+def drain_at_sigterm(admission: Drained, waiting: Literal["serve", "refuse"] = "serve") -> Iterator[None]:
+    """In an app's lifespan: at SIGTERM call ``admission.drain(waiting)``, then do what the server does.
 
-    Servers stop listening and let running requests end, but those in the queue would go on waiting for
-    their turn. With this they get 503 ``draining`` at once, and ``/health/ready`` fails. Outside of the
-    main thread, where Python takes no signals, it does nothing.
+    ``/health/ready`` fails from then on. Servers stop listening and let requests end that have reached
+    them. Those that wait are served too, so that none is lost where workers share one socket and are
+    restarted one by one: nothing else would take them. What still waits at the end of the block, as jobs
+    do, is refused there. With ``waiting="refuse"`` the queue gets 503 ``draining`` at once, for a balancer
+    that sends such requests to another host. Outside of the main thread, where Python takes no signals,
+    it does nothing. Raises ``ValueError`` for another ``waiting``.
     """
+    checks.word("serve", "refuse")("waiting", waiting)
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     servers_own = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL  # None: set by no Python code
-    ours = _First(admission.drain, servers_own)
+    ours = _First(partial(admission.drain, waiting), servers_own)
     signal.signal(signal.SIGTERM, ours)
     try:
         yield
     finally:
         ours.is_over = True
         _take_back()
+        if ours.has_come:
+            admission.drain()
 
 
 class _First:
@@ -44,9 +53,12 @@ class _First:
         self._call = call
         self.then = then
         self.is_over = False
+        self.has_come = False
+        """Whether the signal has come while the app lived."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if not self.is_over:
+            self.has_come = True
             self._call()
         if callable(self.then):
             self.then(number, frame)

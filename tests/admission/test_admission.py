@@ -518,6 +518,24 @@ async def test_draining_refuses_those_who_wait_and_who_come_and_lets_the_others_
         await room.close()
 
 
+async def test_a_process_that_takes_its_leave_serves_what_waits_and_what_comes() -> None:
+    async with anyio.create_task_group() as group:
+        room = Room(group)
+        running, waiting = await room.ask(100), await room.ask(60)
+        room.admission.drain("serve")
+        late = await room.ask(40)
+        snapshot = room.admission.snapshot()
+        assert (snapshot.draining, snapshot.closed_by, snapshot.waiting) == (True, None, 2)
+        running.end()
+        await room.clock.turn()
+        assert (waiting.state, late.state) == ("held", "held")
+        room.admission.drain()
+        assert (await room.ask(1)).state == "draining"
+        with pytest.raises(ValueError, match="waiting"):
+            room.admission.drain("keep")  # type: ignore[arg-type]
+        await room.close()
+
+
 async def test_draining_in_a_signal_handler_waits_until_the_ledger_is_whole() -> None:
     """A handler may run between any two lines of the very change that it would disturb."""
     async with anyio.create_task_group() as group:

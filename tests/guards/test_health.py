@@ -101,6 +101,12 @@ async def test_ready_fails_for_what_a_restart_or_a_drain_would_mend(
     assert (answer.json()["ready"], answer.json()["status"]) == (False, status)
 
 
+async def test_a_process_that_takes_its_leave_is_not_ready_and_nothing_has_closed_it() -> None:
+    leaving = Admission(device(), draining=True, ceiling=50, closed_by="thermal")
+    report = (await get(leaving, "/health/ready")).json()
+    assert (report["status"], report["closed_by"], report["lowered_by"]) == ("draining", None, "thermal")
+
+
 async def test_ready_fails_until_a_shared_budget_that_began_anew_grants() -> None:
     answer = await get(Admission(device(), settles=7.5), "/health/ready")
     assert answer.status_code == 503

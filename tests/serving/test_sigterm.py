@@ -1,4 +1,4 @@
-"""``drain_at_sigterm``: the queue is refused first, and then the server does what it would have done."""
+"""``drain_at_sigterm``: the queue hears of it first, and then the server does what it would have done."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,8 @@ class Told:
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def drain(self) -> None:
-        self.heard.append("drain")
+    def drain(self, waiting: str = "refuse") -> None:
+        self.heard.append(f"drain: {waiting}")
 
     def stop(self, number: int, frame: object) -> None:
         self.heard.append("stop")
@@ -35,13 +36,35 @@ def sigterm_as_it_was() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_queue_is_refused_before_the_server_stops() -> None:
+@pytest.mark.parametrize("waiting", ["serve", "refuse"])
+def test_the_queue_hears_of_it_before_the_server_stops_and_what_is_left_is_refused(waiting: Any) -> None:
+    told = Told()
+    signal.signal(signal.SIGTERM, told.stop)
+    with drain_at_sigterm(told, waiting):
+        signal.raise_signal(signal.SIGTERM)
+        assert told.heard == [f"drain: {waiting}", "stop"]
+    assert told.heard[2:] == ["drain: refuse"], "a job that still waits would hold the end up"
+    assert signal.getsignal(signal.SIGTERM) == told.stop
+
+
+def test_those_that_wait_are_served_unless_told_otherwise() -> None:
     told = Told()
     signal.signal(signal.SIGTERM, told.stop)
     with drain_at_sigterm(told):
         signal.raise_signal(signal.SIGTERM)
-    assert told.heard == ["drain", "stop"]
-    assert signal.getsignal(signal.SIGTERM) == told.stop
+        assert told.heard[0] == "drain: serve"
+
+
+def test_an_app_that_ends_without_the_signal_drains_nothing() -> None:
+    told = Told()
+    with drain_at_sigterm(told):
+        pass
+    assert told.heard == []
+
+
+def test_another_word_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="waiting"), drain_at_sigterm(Told(), "keep"):  # type: ignore[arg-type]
+        pass
 
 
 def test_the_servers_handler_is_back_after_a_failed_start() -> None:
@@ -57,7 +80,7 @@ def test_a_signal_that_was_ignored_drains_and_stays_ignored() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with drain_at_sigterm(told):
         signal.raise_signal(signal.SIGTERM)
-    assert told.heard == ["drain"]
+        assert told.heard == ["drain: serve"]
 
 
 def test_in_another_thread_nothing_is_changed() -> None:
@@ -93,5 +116,5 @@ def test_apps_of_one_process_may_end_in_any_order() -> None:
         with drain_at_sigterm(other):
             first.close()
             signal.raise_signal(signal.SIGTERM)
-            assert (one.heard, other.heard, server.heard) == ([], ["drain"], ["stop"])
+            assert (one.heard, other.heard, server.heard) == ([], ["drain: serve"], ["stop"])
         assert signal.getsignal(signal.SIGTERM) == server.stop
