@@ -47,6 +47,8 @@ class Rejected(AdmissionError, HTTPException):
     ) -> None:
         HTTPException.__init__(self, self.status, detail)
         self.reason = reason
+        self.title: str | None = None
+        """A heading for clients; ``None``: that of its reason."""
         self.needed = needed
         self.capacity = capacity
         self.retry_after: int | None = None

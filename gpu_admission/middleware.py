@@ -36,7 +36,10 @@ class GPUAdmission:
         self, app: ASGIApp, *, admission: Admission | None = None, **options: Unpack[Options]
     ) -> None:
         if admission is not None and options:
-            raise TypeError(f"give either admission= or settings, not both: {', '.join(options)}")
+            names, given = ", ".join(options), ", ".join(f"{name}=..." for name in options)
+            raise TypeError(
+                f"give either admission= or settings, not both: {names}; write Admission({given}) instead"
+            )
         if admission is not None and not isinstance(admission, Admission):
             raise TypeError(f"admission must be an Admission, not {type(admission).__name__}")
         self.app = app

@@ -26,6 +26,11 @@ ADMISSION = Admission(capacity=100, estimator=1)
     ("options", "kind", "message"),
     [
         ({"admission": ADMISSION, "capacity": 5, "timeout": 1}, TypeError, "not both: capacity, timeout"),
+        (
+            {"admission": ADMISSION, "exclude": ["/a"]},
+            TypeError,
+            r"write Admission\(exclude=\.\.\.\) instead",
+        ),
         ({"admission": 5}, TypeError, "admission must be an Admission, not int"),
         ({"admission": Admission}, TypeError, "admission must be an Admission"),
         ({"capacity": 100, "estimator": None}, TypeError, "estimator must be a size"),

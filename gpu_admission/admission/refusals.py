@@ -49,6 +49,13 @@ def _late(setting: str, detail: str, needed: int | None = None) -> Rejected:
     return QueueTimeout(reason, detail, needed=needed)
 
 
+def _lacks(detail: str, needed: int) -> Rejected:
+    """The refusal of what holds bytes already, and so may not wait for more: nothing need be in the queue."""
+    rejected = QueueFull("queue_full", detail, needed=needed)
+    rejected.title = "The request needs more than it holds, and that is not free now"
+    return rejected
+
+
 class Refusals:
     """Refusals of one admission."""
 
@@ -171,11 +178,8 @@ class Refusals:
     def no_room(self, needed: int) -> Rejected:
         if self._locked.away:
             return self.unreachable()
-        return QueueFull(
-            "queue_full",
-            f"growing to {format_bytes(needed)} does not fit now, and growing never waits",
-            needed=needed,
-        )
+        detail = f"growing to {format_bytes(needed)} does not fit now, and growing never waits"
+        return _lacks(detail, needed)
 
     def no_more(self, size: int, missing: int, least: int, lane: int) -> Rejected:
         """Work of ``size`` bytes lacks ``missing`` now, ``least`` at any time, and may not wait for them."""
@@ -186,7 +190,7 @@ class Refusals:
                 return self.too_large(least, lane)
         more = format_bytes(missing)
         detail = f"its batch needs {more} more than its request holds, and they are not free now"
-        return QueueFull("queue_full", detail, needed=missing)
+        return _lacks(detail, missing)
 
     def complete(
         self,

@@ -80,7 +80,7 @@ def problem(rejected: Rejected) -> Response:
     """RFC 9457 problem details."""
     body = {
         "type": f"urn:gpu-admission:{rejected.reason}",
-        "title": _TITLES.get(rejected.reason, "The request was refused"),
+        "title": rejected.title or _TITLES.get(rejected.reason, "The request was refused"),
         "status": rejected.status,
         "detail": rejected.detail,
         "reason": rejected.reason,

@@ -98,7 +98,9 @@ def _walk(app: Any, prefix: str, around: _Around, looked: Looked) -> None:
             looked.middleware.append((app.admission, prefix))
             around = (*around, (app.admission, prefix))
         if hasattr(app, "build_middleware_stack"):
-            app = app.middleware_stack or app.build_middleware_stack()
+            # Kept, as the app does it at its first call: a stack of our own would be a second budget.
+            app.middleware_stack = app.middleware_stack or app.build_middleware_stack()
+            app = app.middleware_stack
         elif hasattr(app, "routes"):
             for route in _routes(app.routes):
                 _look_at(route, prefix, around, looked)

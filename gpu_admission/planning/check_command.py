@@ -18,6 +18,7 @@ from gpu_admission.planning.appdoors import Looked, look_into, name_of, reader_o
 from gpu_admission.planning.appstart import run_started
 from gpu_admission.planning.exits import failed
 from gpu_admission.planning.named import named
+from gpu_admission.planning.outgrown import outgrown
 from gpu_admission.planning.strays import strays
 from gpu_admission.planning.terminal import Table, Terminal
 from gpu_admission.sizes import format_bytes
@@ -137,6 +138,8 @@ def _budget(terminal: Terminal, admission: Admission, looked: Looked) -> Iterato
     terminal.line(line.partition(" starts: ")[2])
     terminal.line(_passing_at_once(control))
     terminal.table(Table(("request", "metered by", "estimator", "body read as"), _rows(admission, looked)))
+    for warning in outgrown(admission, looked):
+        terminal.line(warning, style="yellow")
     yield from _mistakes(admission, looked)
 
 

@@ -100,7 +100,9 @@ def test_an_early_refusal_tells_the_forecast() -> None:
 
 
 def test_growth_that_does_not_fit_is_a_full_queue() -> None:
-    assert refusals()[0].no_room(60).detail == "growing to 60 B does not fit now, and growing never waits"
+    refused = refusals()[0].no_room(60)
+    assert refused.detail == "growing to 60 B does not fit now, and growing never waits"
+    assert refused.title == "The request needs more than it holds, and that is not free now"
 
 
 def test_draining_is_unavailable() -> None:

@@ -80,6 +80,25 @@ def measured():
     return starlette(devices=[FakeDevice("24GiB", foreign="2GiB", ours="5GiB")], estimator="1GiB")
 
 
+def added():
+    app = FastAPI()
+    app.add_middleware(GPUAdmission, devices=[FakeDevice("24GiB")], estimator="1GiB")
+    return app
+
+
+def outgrown(**settings):
+    own = Admission(capacity="2GiB", estimator="100MiB", **settings)
+    app = FastAPI()
+    app.add_middleware(GPUAdmission, admission=own)
+    app.post("/work")(own.admit(estimator="400MiB")(work))
+    app.post("/less")(own.admit(estimator="50MiB")(work))
+    return app
+
+
+def outside():
+    return outgrown(exclude=["/work"])
+
+
 def unmeasured():
     device = FakeDevice("24GiB")
     device.error = "the driver is gone"
@@ -269,6 +288,20 @@ def test_the_capacity_is_shown_term_by_term(capsys: pytest.CaptureFixture[str]) 
         "(24.00 GiB total - 0 B reserve - 2.00 GiB foreign - 5.00 GiB resident) less a margin of 10%" in out
     )
     assert "/interrupt" in out or "control paths, which pass at once" in out
+
+
+def test_an_app_that_check_builds_and_starts_has_one_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "two budgets" not in checked(capsys, "added()")
+
+
+def test_an_inner_door_that_asks_for_more_than_the_outer_one_is_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = checked(capsys, "outgrown()")
+    assert "POST /work: middleware holds 100.00 MiB, and admit inside it asks for 400.00 MiB" in out
+    assert out.count("inside it asks for") == 1
+    assert "Admission(exclude=['/work'])" in out
+    assert "inside it" not in checked(capsys, "outside()")
 
 
 @pytest.mark.parametrize(

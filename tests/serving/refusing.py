@@ -3,6 +3,7 @@
 from functools import partial
 
 from examples import drain
+from gpu_admission.serving import drain_at_sigterm
 
-drain.drain_at_sigterm = partial(drain.drain_at_sigterm, waiting="refuse")
+vars(drain)["drain_at_sigterm"] = partial(drain_at_sigterm, waiting="refuse")
 app = drain.app
