@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from gpu_admission.cli import COMMANDS
+from gpu_admission.planning.appdoors import look_into
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -35,6 +39,24 @@ def test_each_snippet_runs_as_it_stands(program: str, tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_work_that_keeps_its_requests_bytes_gives_them_back_at_its_end() -> None:
+    (snippet,) = [snippet for snippet in SNIPPETS if "lease.keep()" in snippet]
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+
+    async def render() -> list[int]:
+        app = names["app"]
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            assert (await http.post("/render")).status_code == 202
+        (admission,) = look_into(app, {}).admissions
+        held = [admission.in_use]
+        await asyncio.gather(*names["running"])
+        await asyncio.sleep(0)
+        return [*held, admission.in_use]
+
+    assert asyncio.run(render()) == [2 * 2**30, 0]
 
 
 def test_the_recipes_for_tests_of_ones_own_service_pass(tmp_path: Path) -> None:
