@@ -11,8 +11,10 @@ from typing import Unpack
 import anyio
 
 from gpu_admission.admission.context import (
+    Holder,
     enter,
     enter_block,
+    enter_block_here,
     holder_of,
     leave,
     leave_block,
@@ -60,7 +62,11 @@ class LeaseContext:
 
     async def __aenter__(self) -> Lease:
         try:
-            return self._nested() or self._begun(await self._ask())
+            holder = self._around()
+            if holder is None:
+                return self._begun(await self._ask())
+            self._held = block = await enter_block(holder, self._estimate.bytes)
+            return block.lease
         except Rejected as rejected:
             self._refused(rejected)
             raise
@@ -76,7 +82,11 @@ class LeaseContext:
         Raises ``RuntimeError`` in a thread that runs one.
         """
         try:
-            return self._nested() or self._begun(self._entrance.from_thread(self._ask))
+            holder = self._around()
+            if holder is None:
+                return self._begun(self._entrance.from_thread(self._ask))
+            self._held = block = enter_block_here(holder, self._estimate.bytes)
+            return block.lease
         except Rejected as rejected:
             self._refused(rejected)
             raise
@@ -106,8 +116,8 @@ class LeaseContext:
             pause = min(2 * pause, _LAST_LOOK)
         await anyio.sleep_forever()
 
-    def _nested(self) -> Lease | None:
-        """The request's lease, grown to what this block needs; ``None`` if the request holds none."""
+    def _around(self) -> Holder | None:
+        """What gives the request its bytes, to grow to what this block needs; ``None`` where nothing does."""
         if self._entered:
             raise RuntimeError("a lease is entered once: call admission.lease(...) for each block")
         self._entered = True
@@ -116,11 +126,7 @@ class LeaseContext:
             if would_wait_for_itself(issuer):
                 raise RuntimeError(self.for_itself)
             return None
-        holder = holder_of(issuer)
-        if holder is None:
-            return None
-        self._held = block = enter_block(holder, self._estimate.bytes)
-        return block.lease
+        return holder_of(issuer)
 
     def _begun(self, lease: Lease) -> Lease:
         self._held = lease

@@ -126,9 +126,24 @@ def leave(lease: Lease, scope: Scope | None = None) -> None:
         scope[SCOPE_KEY] = lease.covers
 
 
-def enter_block(holder: Holder, size: int) -> Block:
-    """A block inside ``holder`` that holds at least ``size`` bytes. Raises ``Rejected`` without waiting."""
+async def enter_block(holder: Holder, size: int) -> Block:
+    """A block inside ``holder`` that holds at least ``size`` bytes. Raises ``Rejected`` without queueing.
+
+    Only a shared budget that has to be asked is waited for: a cancelled task then holds nothing.
+    """
     block = Block(holder.lease, size, holder.share)
+    await block.fund()
+    return _entered(block)
+
+
+def enter_block_here(holder: Holder, size: int) -> Block:
+    """The same for a thread, where it waits."""
+    block = Block(holder.lease, size, holder.share)
+    block.fund_here()
+    return _entered(block)
+
+
+def _entered(block: Block) -> Block:
     block.outer = _open(_current.get())
     block.task_id = running_task() or 0
     _current.set(block)

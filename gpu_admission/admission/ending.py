@@ -22,10 +22,17 @@ from gpu_admission.guards.exceptions import classify
 from gpu_admission.guards.monitor import Monitor
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime import clock
+from gpu_admission.runtime.answer import Answer
 from gpu_admission.runtime.failure import log_failure
+from gpu_admission.runtime.loop import has_loop
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.settings import Settings
 from gpu_admission.types import Device, Outcome
+
+_ROUND_TRIP = 1.0
+"""Seconds that a shared budget gets to say whether a lease may grow."""
+_IN_LOOP = 0.1
+"""The same where a plain call holds up an event loop meanwhile."""
 
 
 class Endings:
@@ -129,44 +136,96 @@ class Endings:
 
     def resize(self, lease: Lease, size: int) -> None:
         """Hold ``size`` bytes from now on. Raises ``Rejected`` for growth that does not fit now."""
-        ticket = lease.ticket
         with self._locked:
             if lease.ended:
                 raise RuntimeError("this lease has ended: it can't be resized")
             grows = self._grows(lease, size)
             if not grows:
                 self._hold(lease, size)
-        # Not inside the turn: a shared budget has to hear from others first.
-        if grows and not self._locked.grow(ticket, size):
-            rejected = self._no_growth(lease, size)
-            self._refusals.complete(rejected, size)
-            raise rejected
+        if grows:  # not inside the turn: a shared budget has to hear from others first
+            self._grow(lease, size)
         with self._locked:
             if lease.share is not None:
                 lease.share.cut(size)
                 lease.share.size = size
         self._resized(lease)
 
+    def _grow(self, lease: Lease, size: int) -> None:
+        before, says = _sure(lease), None
+        try:
+            says = _waited_for(self._locked.grow(lease.ticket, size))
+        finally:
+            if says is None:
+                with self._locked:
+                    self._hold(lease, before)
+        if not says:
+            rejected = self._no_growth(lease, size, says)
+            self._refusals.complete(rejected, size)
+            raise rejected
+        lease.told = size
+
     def open_share(self, lease: Lease, size: int, around: Share | None) -> Share:
-        """Hold at least ``size`` bytes until the share is closed. Raises ``Rejected``, at once."""
+        """Claim ``size`` bytes until the share is closed; they are held once ``fund`` has returned."""
         with self._locked:
             if lease.ended:
                 raise RuntimeError("this lease has ended: nothing can be held by it")
             root = lease.share
             if root is None:
                 lease.share = root = Share(lease.ticket.bytes)
-            share = (around or root).open(size)
-            before, after = lease.ticket.bytes, root.bytes
-            grows = self._grows(lease, after)
+            return (around or root).open(size)
+
+    async def fund(self, lease: Lease, share: Share) -> None:
+        """Hold what ``share`` claims. Raises ``Rejected`` where that does not fit now; then it is closed."""
+        asked = self._ask_for(lease, share)
+        if asked is None:
+            return
+        try:
+            says = await asked.come(_ROUND_TRIP)
+        except BaseException:
+            self.close_share(lease, share)
+            raise
+        self._answered(lease, share, says)
+
+    def fund_here(self, lease: Lease, share: Share) -> None:
+        """The same for a thread: it waits there where a shared budget has to be asked."""
+        asked = self._ask_for(lease, share)
+        if asked is None:
+            return
+        try:
+            says = _waited_for(asked)
+        except BaseException:
+            self.close_share(lease, share)
+            raise
+        self._answered(lease, share, says)
+
+    def _ask_for(self, lease: Lease, share: Share) -> Answer | None:
+        """The budget's answer, where it has yet to come; ``None``: what ``share`` claims is held."""
+        with self._locked:
+            before, size = lease.bytes, _claimed(lease)
+            share.is_asked = grows = self._grows(lease, size)
             if not grows:
-                self._hold(lease, after)
-        if grows and not self._locked.grow(lease.ticket, after):
-            with self._locked:
-                share.close()
-            raise self._no_growth(lease, after)
-        if after != before:
+                self._hold(lease, size)
+        if grows:
+            asked = self._locked.grow(lease.ticket, size)
+            if not asked.is_given:
+                return asked
+            self._answered(lease, share, asked.says)
+        elif size != before:
             self._resized(lease)
-        return share
+        return None
+
+    def _answered(self, lease: Lease, share: Share, says: bool | None) -> None:
+        if not says:
+            rejected = self._no_growth(lease, _claimed(lease), says)
+            self.close_share(lease, share)
+            raise rejected
+        with self._locked:
+            share.is_asked = False
+            size = _claimed(lease)
+            if size != lease.bytes:  # others have changed it meanwhile
+                self._hold(lease, size)
+            lease.told = size
+        self._resized(lease)
 
     def close_share(self, lease: Lease, share: Share) -> None:
         """Give back what was held for it alone, and end the lease with the last one that outlives it."""
@@ -202,20 +261,25 @@ class Endings:
 
     def _grows(self, lease: Lease, size: int) -> bool:
         """Whether the budget has to be asked before ``size`` bytes may be held."""
-        return self.settings.mode == "enforce" and size > lease.ticket.bytes
+        return size > _sure(lease) and self.settings.mode == "enforce"
 
-    def _no_growth(self, lease: Lease, size: int) -> Rejected:
+    def _no_growth(self, lease: Lease, size: int, says: bool | None) -> Rejected:
         lane = lease.ticket.lane
         if size > self._locked.ledger.largest(lane):
             return self._refusals.too_large(size, lane)
-        return self._refusals.no_room(size)
+        return self._refusals.unreachable() if says is None else self._refusals.no_room(size)
 
     def _hold(self, lease: Lease, size: int) -> None:
         ticket = lease.ticket
-        if ticket.state is GRANTED:
-            self._locked.change(ticket, size)
-        else:
+        if ticket.state is not GRANTED:
             ticket.bytes = size
+        elif lease.share is not None and lease.share.is_in_doubt:
+            # What is counted for a claim that may still be refused must not come in by another's way.
+            self._locked.grow(ticket, size)
+            lease.told = min(size, _sure(lease))
+        else:
+            self._locked.change(ticket, size)
+            lease.told = size
 
     def _resized(self, lease: Lease) -> None:
         if self._events.observers and lease.ticket.state is GRANTED:
@@ -247,3 +311,18 @@ class Endings:
         rejected = self._refusals.out_of_memory(status)
         self._refusals.complete(rejected, None)
         return rejected
+
+
+def _sure(lease: Lease) -> int:
+    """The bytes that it has whatever may still be on its way to a shared budget and back."""
+    return lease.bytes if lease.told is None else min(lease.bytes, lease.told)
+
+
+def _claimed(lease: Lease) -> int:
+    """The bytes that the claims on it come to."""
+    return lease.bytes if lease.share is None else lease.share.bytes
+
+
+def _waited_for(asked: Answer) -> bool | None:
+    """What the budget says, waited for in this thread."""
+    return asked.wait(_IN_LOOP if not asked.is_given and has_loop() else _ROUND_TRIP)

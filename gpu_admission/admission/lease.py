@@ -53,7 +53,15 @@ class Issuer(Protocol):
 
     def resize(self, lease: Lease, size: int) -> None: ...
     def open_share(self, lease: Lease, size: int, around: Share | None) -> Share:
-        """Hold at least ``size`` bytes until the share is closed. Raises ``Rejected``, at once."""
+        """Claim ``size`` bytes until the share is closed; they are held once ``fund`` has returned."""
+        ...
+
+    async def fund(self, lease: Lease, share: Share) -> None:
+        """Hold what ``share`` claims. Raises ``Rejected`` where that does not fit now; then it is closed."""
+        ...
+
+    def fund_here(self, lease: Lease, share: Share) -> None:
+        """The same for a thread: it waits there where a shared budget has to be asked."""
         ...
 
     def close_share(self, lease: Lease, share: Share) -> None:
@@ -97,6 +105,8 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
     """The estimator that priced its request."""
     share: Share | None = None
     """The claims on it, once a block inside its request has made one."""
+    told: int | None = None
+    """The bytes that its budget was last told to hold. From a shared one that may not have come back yet."""
     handles: int = 0
     returned: bool = False
     """The app is done with it: only open handles, and blocks that outlive the request, hold it now."""
@@ -165,8 +175,10 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
     def resize(self, size: int | str) -> None:
         """Hold ``size`` bytes from now on. Shrinking always works and wakes those who wait.
 
-        Growing never waits: where it does not fit now it raises ``Rejected``, and the lease
-        stays as it is.
+        Growing never waits for others: where it does not fit now it raises ``Rejected``, and the
+        lease stays as it is. A budget on a Redis server has to be asked: that takes a round trip,
+        in an event loop at most 0.1 s (503 ``budget_unreachable``). To grow there without holding
+        up the loop, enter ``async with admission.lease(size)`` instead.
         """
         self.issuer.resize(self, parse_bytes(size, name="size"))
 
@@ -247,7 +259,7 @@ class Block:
     __slots__ = ("lease", "outer", "share", "task_id")
 
     def __init__(self, lease: Lease, size: int, around: Share | None) -> None:
-        """Raises ``Rejected`` where ``lease`` can't grow to ``size`` bytes now."""
+        """``size`` bytes are claimed; before the work begins, ``fund`` it."""
         self.lease = lease
         self.share = lease.issuer.open_share(lease, size, around)
         self.outer: Lease | Block | None = None
@@ -260,6 +272,14 @@ class Block:
     @property
     def is_over(self) -> bool:
         return not self.share.is_open
+
+    async def fund(self) -> None:
+        """Hold its bytes. Raises ``Rejected`` where the lease can't grow to them now; then it is closed."""
+        await self.lease.issuer.fund(self.lease, self.share)
+
+    def fund_here(self) -> None:
+        """The same for a thread."""
+        self.lease.issuer.fund_here(self.lease, self.share)
 
     def close(self, error: BaseException | None = None) -> None:
         """End it; closing it again changes nothing. ``error``: what its work has raised."""

@@ -16,6 +16,7 @@ from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, Ticket
 from gpu_admission.guards.verdict import Verdict
 from gpu_admission.runtime import clock
+from gpu_admission.runtime.answer import Answer
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.types import MemberSnapshot
 
@@ -145,13 +146,14 @@ class LockedLedger:
         with self.turn:
             self._woken(self.ledger.change(ticket, size, self.now()))
 
-    def grow(self, ticket: Ticket, size: int) -> bool:
-        """The same where it fits now; whether it did."""
+    def grow(self, ticket: Ticket, size: int) -> Answer:
+        """The same where it fits now; whether it did, which is known at once."""
         with self.turn:
-            if ticket.state is not GRANTED or not self.ledger.can_grow(ticket, size):
-                return False
-            self._woken(self.ledger.change(ticket, size, self.now()))
-            return True
+            fits = size <= ticket.bytes or self.ledger.can_grow(ticket, size)
+            if ticket.state is GRANTED and fits:
+                self._woken(self.ledger.change(ticket, size, self.now()))
+                return Answer().give(True)
+            return Answer().give(False)
 
     def held_here(self, device: int) -> int:
         return self.ledger.accounts[device].in_use

@@ -12,6 +12,7 @@ from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import Ticket
 from gpu_admission.guards.limited import Limited
 from gpu_admission.guards.verdict import Verdict
+from gpu_admission.runtime.answer import Answer
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.types import MemberSnapshot
 
@@ -127,8 +128,11 @@ class Budget(Limited, Protocol):
     def change(self, ticket: Ticket, size: int) -> None:
         """Make a held ticket ``size`` bytes large, whether that fits or not; see ``may_resize``."""
 
-    def grow(self, ticket: Ticket, size: int) -> bool:
-        """The same where it fits now; whether it did. Not to be called in a turn."""
+    def grow(self, ticket: Ticket, size: int) -> Answer:
+        """The same where it fits now; whether it did. ``None``: a shared budget can't be reached.
+
+        It never waits. Where nobody waits for the answer any more, ``change`` takes it back.
+        """
         ...
 
     # the whole

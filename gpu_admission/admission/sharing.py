@@ -19,6 +19,7 @@ from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
 from gpu_admission.guards.verdict import Verdict
 from gpu_admission.runtime import clock
+from gpu_admission.runtime.answer import Answer
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.members import Allowed
@@ -178,12 +179,9 @@ class Sharing:
     def change(self, ticket: Ticket, size: int) -> None:
         self._shared.change(ticket, size)
 
-    def grow(self, ticket: Ticket, size: int) -> bool:
-        """Blocks until the log has said so: on a server for a round trip."""
-        try:
-            return self._shared.away is None and self._shared.grow(ticket, size)
-        except LogAway:
-            return False
+    def grow(self, ticket: Ticket, size: int) -> Answer:
+        """On a folder the answer is there already; on a server it comes after a round trip."""
+        return self._shared.grow(ticket, size)
 
     # the whole
 

@@ -29,7 +29,7 @@ async def block_for(intake: Intake) -> Block | None:
         return None
     try:
         intake.charged = rule.fixed or await intake.estimate(of_the_body(scope)[1])
-        return enter_block(holder, intake.charged.bytes)
+        return await enter_block(holder, intake.charged.bytes)
     except Rejected as rejected:
         if intake.admission.mode == "shadow":
             return None

@@ -16,11 +16,11 @@ import msgspec
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, Ticket
+from gpu_admission.runtime.answer import Answer
 from gpu_admission.runtime.loop import call_soon, running_loop
 from gpu_admission.shared.membership import Membership, Use
 from gpu_admission.shared.operations import (
     Allow,
-    Change,
     Drain,
     Operation,
     Refuse,
@@ -32,8 +32,9 @@ from gpu_admission.shared.operations import (
 from gpu_admission.shared.owngrants import OwnGrants
 from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import Pulse, boot_seconds, new_name
-from gpu_admission.shared.protocol import Log, LogAway
+from gpu_admission.shared.protocol import Log
 from gpu_admission.shared.replica import Replica
+from gpu_admission.shared.resizing import Resizing
 from gpu_admission.shared.terms import ledger_of
 from gpu_admission.shared.views import view_members
 from gpu_admission.types import MemberSnapshot
@@ -81,6 +82,7 @@ class SharedLedger:
         self.lock: Any = member.turn.lock
         self._empty = ledger_of(terms)
         self._alone = OwnGrants(member, fallback)
+        self._sizes = Resizing(member)
         self._leaving = False
         self._pulse: Pulse | None = None
 
@@ -288,31 +290,23 @@ class SharedLedger:
         """Make a held ticket ``size`` bytes large, whether that fits or not."""
         with self._turn:
             if self._turn.depth > 1:
-                self._member.late.append(partial(self._change_now, ticket, size))
+                self._member.late.append(partial(self._sizes.change, ticket, size))
             else:
-                self._change_now(ticket, size)
+                self._sizes.change(ticket, size)
 
-    def _change_now(self, ticket: Ticket, size: int) -> None:
-        if ticket in self._own:
-            self._member.append(Change(ticket.number, size))
+    def grow(self, ticket: Ticket, size: int) -> Answer:
+        """The same only where it fits. Whether it did is known once that has come back.
 
-    def grow(self, ticket: Ticket, size: int, *, timeout: float = 1.0) -> bool:
-        """The same only where it fits; waits in this thread until that has come back, and says so.
-
-        Raises ``LogAway`` when it did not come back in time: then nothing has grown.
+        The answer is ``None`` where the log can't be reached. Whoever waits for it no longer must
+        ``change`` the ticket to what it is to hold: what was said may still be read.
         """
-        came = threading.Event()
+        answer = Answer()
         with self._turn:
-            if ticket not in self._own:
-                return False
-            before = ticket.bytes
-            mark = self._own.next_number()
-            self._own.when_back(mark, came.set)
-            self._member.append(Change(ticket.number, size, must_fit=True), asks=(mark,))
-        if not came.wait(timeout) or self.away is not None:
-            self.change(ticket, before)
-            raise LogAway(f"the shared budget {self.log.where} did not answer within {timeout:g} s")
-        return ticket.bytes == size
+            if self._turn.depth > 1:
+                self._member.late.append(partial(self._sizes.grow, ticket, size, answer))
+            else:
+                self._sizes.grow(ticket, size, answer)
+        return answer
 
     def refuse_all(self) -> None:
         """Refuse all that wait in this process."""

@@ -121,6 +121,7 @@ class Membership:
         """Join, or join again: declare what runs, and ask again for what waits."""
         former = self.outbox.member
         member = self.outbox.enter()
+        self.own.marks_back()
         self.is_in = False
         self.own.alone.clear()
         self.untold.clear()
@@ -151,7 +152,7 @@ class Membership:
 
     def _held(self, ticket: Ticket) -> Held:
         age = max(0.0, self.now() - ticket.granted_at)
-        return Held(ticket.number, ticket.bytes, ticket.device, ticket.lane, ticket.flow, age)
+        return Held(ticket.number, self.own.size_of(ticket), ticket.device, ticket.lane, ticket.flow, age)
 
     # the log reports
 

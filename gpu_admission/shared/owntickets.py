@@ -16,6 +16,8 @@ class OwnTickets:
         self._number = 0
         self.alone: dict[int, Ticket] = {}
         """Those that this process granted by itself while the log was away."""
+        self.told: dict[int, tuple[int, int]] = {}
+        """Until it is known, the size that a ticket was last given, and the number that said so."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -36,15 +38,20 @@ class OwnTickets:
     def remove(self, ticket: Ticket) -> bool:
         """Forget ``ticket``; whether the log has to be told."""
         del self._tickets[ticket.number]
+        self.told.pop(ticket.number, None)
         return self.alone.pop(ticket.number, None) is None
 
     def end(self, ticket: Ticket) -> bool:
         """Forget ``ticket`` if that calls for nothing but telling the log; whether it did."""
         tickets, number = self._tickets, ticket.number
-        if self._returns or self.alone or tickets.get(number) is not ticket:
+        if self._returns or self.alone or self.told or tickets.get(number) is not ticket:
             return False
         del tickets[number]
         return True
+
+    def size_of(self, ticket: Ticket) -> int:
+        """The bytes that ``ticket`` is to hold, whether the log has them already or not."""
+        return self.told.get(ticket.number, (0, ticket.bytes))[1]
 
     def get(self, number: int) -> Ticket | None:
         return self._tickets.get(number)
@@ -66,6 +73,10 @@ class OwnTickets:
             call = self._returns.pop(number, None)
             if call is not None:
                 call()
+
+    def marks_back(self) -> None:
+        """What was said beside asks can't come back any more: it is void. Tickets are asked for again."""
+        self.back([number for number in self._returns if number not in self._tickets])
 
     def all_back(self) -> None:
         self.back(list(self._returns))

@@ -69,6 +69,7 @@ async def _close_handle(admission: Admission) -> Callable[[], object]:
 async def _leave_block(admission: Admission) -> Callable[[], object]:
     lease = await _lease(admission)
     share = lease.issuer.open_share(lease, 80, None)
+    await lease.issuer.fund(lease, share)
     lease.release()
     return lambda: lease.issuer.close_share(lease, share)
 

@@ -278,3 +278,29 @@ async def test_bl_64_a_lost_lease_is_counted_and_its_late_end_frees_nothing(
         held.release()
         await until(lambda: second.snapshot().in_use == 40)
         other.release()
+
+
+async def test_a_server_that_stands_still_while_a_lease_grows_holds_up_nobody_else(server: Server) -> None:
+    admission = on(server)
+    inside: list[int] = []
+
+    async def work() -> None:
+        async with admission.lease(10), admission.lease(30) as lease:
+            inside.append(lease.bytes)
+
+    async with begun(admission), admission.lease(10):
+        server.pause()
+        async with anyio.create_task_group() as group:
+            group.start_soon(work)
+            await until(lambda: bool(admission.locked._shared.unheard))  # type: ignore[attr-defined]
+            assert not inside, "and this task runs"
+            server.resume()
+        assert inside == [30]
+        server.pause()
+        with pytest.raises(Unavailable, match="did not answer") as said:
+            await work()
+        assert said.value.reason == "budget_unreachable"
+        server.resume()
+        await until(lambda: admission.locked._shared.leases_lost == 1)  # type: ignore[attr-defined]
+        await until(lambda: admission.locked._shared.is_in and admission.snapshot().in_use > 0)  # type: ignore[attr-defined]
+        assert (admission.snapshot().in_use, inside) == (10, [30])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import anyio
+import anyio.lowlevel
 import msgspec
 import pytest
 
@@ -329,8 +330,8 @@ def test_a_lease_may_shrink_and_grows_only_where_it_fits() -> None:
     world = World()
     ticket = world[0].ask(60)
     world[0].shared.change(ticket, 40)
-    assert not world[0].shared.grow(ticket, 120)
-    assert world[0].shared.grow(ticket, 90)
+    assert world[0].shared.grow(ticket, 120).says is False
+    assert world[0].shared.grow(ticket, 90).says is True
     world.catch_up()
     assert world[1].held == 90
 
@@ -506,17 +507,65 @@ async def test_nothing_starts_while_the_log_is_away() -> None:
     assert not await world[0].shared.start_work(ticket)
 
 
-def test_a_grown_lease_that_does_not_come_back_has_not_grown() -> None:
+def test_growth_is_answered_when_it_has_come_back() -> None:
     world = World(1, instant=False)
     world[0].log.deliver()
     ticket = world[0].ask(30)
     world[0].log.deliver()
-    with pytest.raises(LogAway, match=r"did not answer within 0\.01 s"):
-        world[0].shared.grow(ticket, 60, timeout=0.01)
+    answer = world[0].shared.grow(ticket, 60)
+    assert answer.wait(0.01) is None
     world[0].log.deliver()
-    assert ticket.bytes == 30
+    assert (answer.says, ticket.bytes) == (True, 60)
     world[0].shared.release(ticket)
-    assert not world[0].shared.grow(ticket, 40)
+    assert world[0].shared.grow(ticket, 80).says is False, "it has ended"
+
+
+def test_growth_that_the_log_was_lost_with_is_answered_by_nobody() -> None:
+    world = World(1, instant=False)
+    world[0].log.deliver()
+    ticket = world[0].ask(30)
+    world[0].log.deliver()
+    ticket.started = True
+    answer = world[0].shared.grow(ticket, 60)
+    world.hub.lose()
+    world[0].shared.change(ticket, 30)
+    world.hub.instant = True
+    world.catch_up()
+    assert (answer.is_given, answer.says, ticket.bytes) == (True, None, 30)
+
+
+def test_growth_from_the_middle_of_another_change_is_asked_for_after_it() -> None:
+    world = World(1)
+    ticket = world[0].ask(30)
+    with world[0].shared._turn, world[0].shared._turn:
+        answer = world[0].shared.grow(ticket, 60)
+        assert not answer.is_given
+    assert (answer.says, ticket.bytes) == (True, 60)
+
+
+async def test_a_grant_to_be_confirmed_when_its_process_is_declared_dead_waits_for_nothing() -> None:
+    world = World(2, instant=False)
+    world[0].log.deliver()
+    world[1].log.deliver()
+    ticket = Ticket(30)
+    world[0].shared.ask(ticket)
+    world.clock.now += 6.0
+    world[0].log.deliver()
+    started: list[bool] = []
+
+    async def start() -> None:
+        started.append(await world[0].shared.start_work(ticket))
+
+    async with anyio.create_task_group() as group:
+        with anyio.fail_after(10):
+            group.start_soon(start)
+            await anyio.wait_all_tasks_blocked()
+            world.hub.instant = True
+            world.hub.lose()
+            world.catch_up()
+            while not started:
+                await anyio.lowlevel.checkpoint()
+    assert started == [False], "it was asked for again"
 
 
 def test_what_piles_up_while_the_log_is_away_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,8 +107,8 @@ def test_a_new_log_grants_nothing_for_a_ttl(join: Callable[..., SharedLedger]) -
 def test_a_lease_grows_only_where_it_fits(join: Callable[..., SharedLedger]) -> None:
     shared = join(settle=0.0)
     ticket = ask(shared, 30, GRANTED)
-    assert shared.grow(ticket, 90)
-    assert not shared.grow(ticket, 110)
+    assert shared.grow(ticket, 90).wait(6.0) is True
+    assert shared.grow(ticket, 110).wait(6.0) is False
     assert ticket.bytes == 90
 
 
