@@ -218,6 +218,7 @@ def test_a_snapshot_that_was_harmed_is_a_log_that_was_lost(
     wait_for(lambda: newcomer.pulse() >= 0 and newcomer.replica.settles is None)
     assert (newcomer.ledger.in_use, more.state) == (70, WAITING)
     first.release(held)
+    newcomer.pulse()
     assert more.state is GRANTED
 
 
