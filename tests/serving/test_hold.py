@@ -19,7 +19,9 @@ from gpu_admission.serving.hold_command import Passing
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.process import leave_signals
 from tests.shared.redisserver import Server, needs_server
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -99,6 +101,39 @@ def test_signals_reach_the_command(folder: Path, server: SharedLedger) -> None:
         holding.send_signal(signal.SIGTERM)
         assert holding.wait(30) == 3
     until_held(server, 0)
+
+
+TAKES = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+open(sys.argv[1], "w").close()
+sys.exit(signal.sigwait({signal.SIGINT, signal.SIGTERM}))
+"""
+
+
+@pytest.mark.parametrize(("at_a_terminal", "first"), [(True, signal.SIGTERM), (False, signal.SIGINT)])
+def test_an_interrupt_from_the_keyboard_is_not_passed_on(
+    folder: Path,
+    server: SharedLedger,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at_a_terminal: bool,
+    first: signal.Signals,
+) -> None:
+    """The terminal sends it to the command itself: passed on, it would come twice."""
+    monkeypatch.setattr(os, "isatty", lambda fd: at_a_terminal)
+    is_up, before = tmp_path / "up", signal.getsignal(signal.SIGTERM)
+
+    def strike() -> None:
+        leave_signals()
+        until(lambda: is_up.exists() and signal.getsignal(signal.SIGTERM) is not before)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+
+    striking = threading.Thread(target=strike)
+    striking.start()
+    assert hold(60, folder, "--", sys.executable, "-c", TAKES, is_up) == first
+    striking.join()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])

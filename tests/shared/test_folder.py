@@ -31,6 +31,7 @@ from gpu_admission.shared.presence import Presence
 from gpu_admission.shared.protocol import Entry, LogAway
 from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.untold import Untold
+from tests.waiting import until
 
 TERMS = Terms((100,))
 pytestmark = pytest.mark.anyio
@@ -93,6 +94,20 @@ def test_a_waiter_is_woken_by_the_process_that_gives_back(join: Callable[..., Sh
     held, waiting = ask(first, 70), ask(second, 40)
     first.release(held)
     wait_for(lambda: waiting.state is GRANTED)
+
+
+def test_a_wake_up_that_is_lost_delays_a_waiter_and_no_more(
+    join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Presence, "wake", lambda self, processes: None)
+    first, second = join(pulse=True), join(pulse=True)
+    held, waiting = Ticket(70), Ticket(40)
+    first.ask(held)
+    second.ask(waiting)
+    assert waiting.state is WAITING
+    first.release(held)
+    until(lambda: waiting.state is GRANTED, 2.0)
+    second.release(waiting)
 
 
 def test_the_folder_and_all_in_it_are_for_the_owner_alone(
