@@ -7,15 +7,27 @@ import threading
 import time
 from collections.abc import Callable
 
+import anyio
+
 HOST = "127.0.0.1"
 
 
-def until(condition: Callable[[], object], longest: float = 20.0) -> None:
-    """Until ``condition()`` holds. Raises ``AssertionError`` after ``longest`` seconds."""
-    turn, end = threading.Event(), time.monotonic() + longest
+def until(condition: Callable[[], object], longest: float = 20.0, what: str = "it did not happen") -> float:
+    """Until ``condition()`` holds: the seconds it took. Raises ``AssertionError(what)`` after ``longest``."""
+    turn, began = threading.Event(), time.monotonic()
     while not condition():
-        assert time.monotonic() < end, "it never came to that"
+        assert time.monotonic() - began < longest, what
         turn.wait(0.01)
+    return time.monotonic() - began
+
+
+async def until_async(condition: Callable[[], object], longest: float = 20.0) -> float:
+    """The same, while other tasks of this event loop go on."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < longest, "it did not happen"
+        await anyio.sleep(0.005)
+    return time.monotonic() - began
 
 
 def free_port() -> int:

@@ -20,6 +20,7 @@ from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.process import boot_seconds
 from gpu_admission.testing import FakeDevice, settle
 from gpu_admission.types import Estimate, Event
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -58,16 +59,13 @@ def pair(place: str, **settings: Any) -> Pair:
 
 
 async def until_waiting(admission: Admission, count: int) -> None:
-    with anyio.fail_after(10):
-        while admission.snapshot().waiting != count:  # noqa: ASYNC110
-            await anyio.sleep(0.01)
+    await until_async(lambda: admission.snapshot().waiting == count)
 
 
 async def until_told(*admissions: Admission) -> None:
     """What has ended is told to other processes within a moment."""
-    with anyio.fail_after(5):
-        while any(each.locked._shared._member.untold for each in admissions):  # type: ignore[attr-defined] # noqa: ASYNC110
-            await anyio.sleep(0.001)
+    shared: list[Any] = [each.locked for each in admissions]
+    await until_async(lambda: not any(each._shared._member.untold for each in shared))
 
 
 async def test_what_one_process_holds_is_not_free_in_another(place: str) -> None:
@@ -179,9 +177,7 @@ async def test_a_process_that_ends_while_it_holds_bytes_leaves_with_the_last_of_
         await first.aclose()
         assert second.snapshot().in_use == 70
         lease.release()
-        with anyio.fail_after(10):
-            while len(second.snapshot().members) > 1:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until_async(lambda: len(second.snapshot().members) == 1)
         assert second.snapshot().in_use == 0
 
 
@@ -537,9 +533,7 @@ async def test_a_guard_that_closes_in_one_process_is_named_by_the_others(place: 
         await until_waiting(second, 1)
         guard.is_closed = True
         await anyio.to_thread.run_sync(first.monitor.review, 0)
-        with anyio.fail_after(5):
-            while not refused:  # noqa: ASYNC110
-                await anyio.sleep(0.01)
+        await until_async(lambda: refused)
         assert (refused[0].reason, refused[0].status) == ("gpu_unavailable", 503)
         assert "guard 'mine' lets nothing start: the fan is broken" in refused[0].detail
         with pytest.raises(Unavailable, match="in another process of the shared budget"):

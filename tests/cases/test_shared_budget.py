@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.types import Estimate
 from tests.shared.proxy import Proxy
 from tests.shared.redisserver import Server, needs_server
+from tests.waiting import until_async
 
 pytestmark = [needs_server, pytest.mark.anyio]
 
@@ -52,15 +53,6 @@ async def begun(*admissions: Admission) -> AsyncIterator[None]:
                 await admission.aclose()
 
 
-async def until(holds: Callable[[], bool], seconds: float = 8.0) -> float:
-    """Seconds until it does."""
-    started = time.monotonic()
-    with anyio.fail_after(seconds):
-        while not holds():  # noqa: ASYNC110
-            await anyio.sleep(0.01)
-    return time.monotonic() - started
-
-
 async def refused(admission: Admission, size: int, timeout: float) -> Rejected | None:
     try:
         (await admission.entrance.acquire(Estimate(size), timeout=timeout)).release()
@@ -77,10 +69,10 @@ async def test_n_24_what_was_evicted_is_not_known_and_never_taken_for_empty(serv
         end = time.monotonic() + TTL
         while time.monotonic() < end:
             assert await refused(second, 60, 0.1) is not None
-        await until(lambda: second.snapshot().in_use == 60)
+        await until_async(lambda: second.snapshot().in_use == 60)
         held.release()
         late = await second.entrance.acquire(Estimate(60))
-        await until(lambda: first.snapshot().in_use == 60)
+        await until_async(lambda: first.snapshot().in_use == 60)
         late.release()
 
 
@@ -119,7 +111,7 @@ async def test_n_25_after_a_failover_nothing_hangs_and_the_new_master_is_used_wi
         held = await admission.entrance.acquire(Estimate(50))
         made = int(server.client().info()["total_connections_received"])
         server.do("REPLICAOF", "127.0.0.1", "1")  # it answers, and refuses to write
-        await until(lambda: admission.snapshot().away is not None)
+        await until_async(lambda: admission.snapshot().away is not None)
         taken, reasons = [], set()
         for _ in range(10):
             started = time.monotonic()
@@ -131,13 +123,13 @@ async def test_n_25_after_a_failover_nothing_hangs_and_the_new_master_is_used_wi
         assert reasons == {"budget_unreachable"}
         assert len(taken) == 2, "a quarter of 100, in tens"
         server.do("REPLICAOF", "NO", "ONE")
-        assert await until(lambda: admission.snapshot().away is None) < 5.0
-        await until(lambda: admission.snapshot().in_use == 70)
+        assert await until_async(lambda: admission.snapshot().away is None) < 5.0
+        await until_async(lambda: admission.snapshot().in_use == 70)
         (await admission.entrance.acquire(Estimate(30))).release()
         assert int(server.client().info()["total_connections_received"]) - made < 20
         for lease in (held, *taken):
             lease.release()
-        await until(lambda: admission.snapshot().in_use == 0)
+        await until_async(lambda: admission.snapshot().in_use == 0)
 
 
 async def test_bl_58_a_server_that_is_away_is_a_refusal_in_time_and_comes_back(
@@ -147,7 +139,7 @@ async def test_bl_58_a_server_that_is_away_is_a_refusal_in_time_and_comes_back(
     async with begun(admission):
         held = await admission.entrance.acquire(Estimate(60))
         server.kill()
-        await until(lambda: admission.snapshot().away is not None)
+        await until_async(lambda: admission.snapshot().away is not None)
         started = time.monotonic()
         said = await refused(admission, 10, 0.2)
         assert said is not None
@@ -157,9 +149,9 @@ async def test_bl_58_a_server_that_is_away_is_a_refusal_in_time_and_comes_back(
         assert time.monotonic() - started < 3.0
         held.release()  # while it can't be told
         server.start()
-        assert await until(lambda: admission.snapshot().away is None) < 5.0
+        assert await until_async(lambda: admission.snapshot().away is None) < 5.0
         (await admission.entrance.acquire(Estimate(100))).release()
-        await until(lambda: admission.snapshot().in_use == 0)
+        await until_async(lambda: admission.snapshot().in_use == 0)
 
 
 async def test_bl_58_a_network_that_swallows_everything_is_a_refusal_in_time_and_comes_back(
@@ -178,9 +170,9 @@ async def test_bl_58_a_network_that_swallows_everything_is_a_refusal_in_time_and
         assert time.monotonic() - started < 4.0
         held.release()  # while it can't be told
         proxy.mend()
-        assert await until(lambda: admission.snapshot().away is None) < 5.0
+        assert await until_async(lambda: admission.snapshot().away is None) < 5.0
         (await admission.entrance.acquire(Estimate(100))).release()
-        await until(lambda: admission.snapshot().in_use == 0)
+        await until_async(lambda: admission.snapshot().in_use == 0)
     proxy.stop()
 
 
@@ -216,7 +208,7 @@ async def test_bl_61_all_keys_of_a_budget_lie_in_one_slot(server: Server) -> Non
 async def test_bl_62_large_numbers_keep_their_digits(server: Server, size: int) -> None:
     first, second = on(server, capacity=2**60), on(server, capacity=2**60)
     async with begun(first, second), first.lease(size):
-        await until(lambda: second.snapshot().in_use == size)
+        await until_async(lambda: second.snapshot().in_use == size)
 
 
 async def test_bl_63_a_client_that_leaves_while_its_ask_is_on_the_wire_leaks_nothing(server: Server) -> None:
@@ -225,7 +217,7 @@ async def test_bl_63_a_client_that_leaves_while_its_ask_is_on_the_wire_leaks_not
         for turn in range(100):
             with anyio.move_on_after(turn % 5 / 10_000):
                 (await admission.entrance.acquire(Estimate(60))).release()
-        await until(lambda: admission.snapshot().in_use == 0)
+        await until_async(lambda: admission.snapshot().in_use == 0)
         (await admission.entrance.acquire(Estimate(100))).release()
 
 
@@ -268,15 +260,15 @@ async def test_bl_64_a_lost_lease_is_counted_and_its_late_end_frees_nothing(
     async with begun(first, second):
         held = await first.entrance.acquire(Estimate(60))
         lost: SharedLedger = first.locked._shared  # type: ignore[attr-defined]
-        await until(lambda: len(second.snapshot().members) == 2)
+        await until_async(lambda: len(second.snapshot().members) == 2)
         from gpu_admission import cli
 
         assert await anyio.to_thread.run_sync(cli.main, ["budget", "evict", lost.member, server.address]) == 0
-        await until(lambda: lost.leases_lost == 1)
+        await until_async(lambda: lost.leases_lost == 1)
         other = await second.entrance.acquire(Estimate(40))
         held.release()
         held.release()
-        await until(lambda: second.snapshot().in_use == 40)
+        await until_async(lambda: second.snapshot().in_use == 40)
         other.release()
 
 

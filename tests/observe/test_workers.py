@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -55,15 +55,6 @@ class Server:
     def hang_up(self) -> None:
         for answer in self._held:
             answer.close()
-
-
-def until(condition: Callable[[], bool], limit: float) -> float:
-    """Seconds until ``condition`` holds; fails after ``limit``."""
-    began, pause = time.monotonic(), threading.Event()
-    while not condition():
-        assert time.monotonic() - began < limit
-        pause.wait(0.05)
-    return time.monotonic() - began
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import pytest
 from gpu_admission import Admission
 from gpu_admission.serving import Batcher, Instances, job, offload
 from tests.serving.test_batcher import turns
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 STEPS = 14
@@ -37,12 +38,6 @@ def budget() -> Admission:
     return Admission(capacity=100, estimator=1, timeout=10, guards=())
 
 
-async def at_rest(condition: Callable[[], bool]) -> None:
-    with anyio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 (threads change it)
-            await anyio.sleep(0.001)
-
-
 @pytest.mark.parametrize("steps", range(STEPS))
 @pytest.mark.parametrize("is_plain", [True, False])
 async def test_a_caller_of_a_batcher_leaves_nothing_behind(steps: int, is_plain: bool) -> None:
@@ -61,7 +56,7 @@ async def test_a_caller_of_a_batcher_leaves_nothing_behind(steps: int, is_plain:
             await batcher(2)
 
     await cancelled_after(steps, work)
-    await at_rest(lambda: (admission.in_use, batcher.waiting, batcher.running) == (0, 0, 0))
+    await until_async(lambda: (admission.in_use, batcher.waiting, batcher.running) == (0, 0, 0))
     assert await batcher(3) == 3
     await cancelled_after(steps, batcher.aclose)
     await batcher.aclose()
@@ -81,7 +76,7 @@ async def test_a_borrower_of_instances_leaves_nothing_behind(steps: int) -> None
     async with anyio.create_task_group() as group:
         group.start_soon(cancelled_after, steps, work)
         group.start_soon(cancelled_after, steps + 3, work)
-    await at_rest(lambda: (models.ready, models.waiting, admission.in_use) == (1, 0, 0))
+    await until_async(lambda: (models.ready, models.waiting, admission.in_use) == (1, 0, 0))
     await cancelled_after(steps, models.start)
     assert await models.run(lambda model: 7) == 7
     await cancelled_after(steps, models.aclose)
@@ -121,5 +116,5 @@ async def test_offloaded_work_holds_its_bytes_until_its_thread_is_through(steps:
         group.start_soon(cancelled_after, steps, request)
         await turns(steps + 4)
         go_on.set()
-    await at_rest(lambda: not admission.in_use)
+    await until_async(lambda: not admission.in_use)
     assert set(held) <= {30}

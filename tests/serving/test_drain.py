@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.waiting import free_port, wait_for
+from tests.waiting import free_port, until, wait_for
 
 ROOT = Path(__file__).parents[2]
 SERVERS = {
@@ -65,12 +65,7 @@ class Client(threading.Thread):
 
 
 def until_waiting(url: str, count: int) -> None:
-    turn = threading.Event()
-    for _ in range(1000):
-        if httpx.get(f"{url}/health/ready", timeout=20).json()["waiting"] == count:
-            return
-        turn.wait(0.02)
-    raise AssertionError("nobody waits")
+    until(lambda: httpx.get(f"{url}/health/ready", timeout=20).json()["waiting"] == count)
 
 
 @pytest.mark.slow

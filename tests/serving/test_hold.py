@@ -48,13 +48,11 @@ def start(*arguments: object) -> subprocess.Popen[str]:
 
 
 def until_held(server: SharedLedger, size: int) -> None:
-    end = time.monotonic() + 30
-    while True:
+    def is_held() -> bool:
         server.catch_up()
-        if server.ledger.in_use == size:
-            return
-        assert time.monotonic() < end
-        time.sleep(0.01)
+        return server.ledger.in_use == size
+
+    until(is_held)
 
 
 def test_the_status_is_that_of_the_command_and_the_bytes_come_back(

@@ -19,6 +19,7 @@ import pytest
 from gpu_admission import Admission, QueueFull, QueueTimeout, Unavailable, current_lease
 from gpu_admission.serving import Instances
 from tests.serving.test_batcher import gather, turns
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 BORROWS = 10_000
@@ -54,12 +55,6 @@ def thread_of(model: Model) -> tuple[int, int]:
 
 def fail(model: Model, error: BaseException) -> None:
     raise error
-
-
-async def until(condition: Any) -> None:
-    with anyio.fail_after(20):
-        while not condition():  # noqa: ASYNC110 (threads change it)
-            await anyio.sleep(0.001)
 
 
 async def test_each_instance_is_made_and_called_in_a_thread_of_its_own() -> None:
@@ -124,7 +119,7 @@ async def test_no_instance_is_used_twice_at_once_over_ten_thousand_random_borrow
         async with anyio.create_task_group() as tasks:
             for _ in range(20):
                 tasks.start_soon(borrower, instances, BORROWS // 20)
-        await until(lambda: instances.ready == 4)
+        await until_async(lambda: instances.ready == 4)
     assert all(model.most == 1 for model in models if model.calls)
     assert sum(model.calls for model in models) == BORROWS
     assert len(models) > 50, "those that had a fault were replaced"
@@ -210,7 +205,7 @@ async def test_bl_98_an_instance_comes_back_whatever_its_call_did(round: int) ->
             await models.run(fail, SystemExit())
         with pytest.raises(RuntimeError, match="device-side"):
             await models.run(fail, RuntimeError(FAULT))
-        await until(lambda: models.ready == 2)
+        await until_async(lambda: models.ready == 2)
         assert await gather(*[lambda: models.run(lambda model: 1)] * 6) == [1] * 6
 
 
@@ -244,7 +239,7 @@ async def test_a_thread_that_works_on_keeps_its_requests_bytes() -> None:
                 await anyio.lowlevel.checkpoint()
         assert admission.in_use == 60
         release.set()
-        await until(lambda: admission.in_use == 0)
+        await until_async(lambda: admission.in_use == 0)
 
 
 async def test_a_fault_replaces_the_instance_and_others_serve_meanwhile() -> None:
@@ -268,7 +263,7 @@ async def test_a_fault_replaces_the_instance_and_others_serve_meanwhile() -> Non
         for _ in range(5):
             assert await models.run(lambda model: model) is not broken[0]
         built.set()
-        await until(lambda: models.ready == 2)
+        await until_async(lambda: models.ready == 2)
         assert closed == broken
     assert len(closed) == 3
 

@@ -17,7 +17,7 @@ from gpu_admission import Unavailable
 from gpu_admission.serving import ProcessDied, Processes, child
 from tests.serving import work
 from tests.serving.test_batcher import gather
-from tests.serving.test_instances import until
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -60,9 +60,9 @@ async def test_a_process_that_dies_is_replaced() -> None:
 async def test_a_process_that_dies_at_rest_is_replaced_before_the_next_call() -> None:
     async with Processes(work.where, 1) as processes:
         pid, _, _ = await processes.run()
-        await until(lambda: processes.ready == 1)
+        await until_async(lambda: processes.ready == 1)
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: pid not in [process.pid for process in multiprocessing.active_children()])
+        await until_async(lambda: pid not in [process.pid for process in multiprocessing.active_children()])
         after, number, _ = await processes.run(7)
         assert (number, after != pid) == (7, True)
 
@@ -72,9 +72,9 @@ async def test_a_cancelled_call_is_killed_and_its_process_replaced(tmp_path: Pat
     async with Processes(work.sleep_and_touch, 1) as processes:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(processes.run, str(mark))
-            await until(mark.exists)
+            await until_async(mark.exists)
             tasks.cancel_scope.cancel()
-        await until(lambda: processes.ready == 1)
+        await until_async(lambda: processes.ready == 1)
     assert mark.read_text() == "begun"
 
 

@@ -15,7 +15,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -32,6 +32,7 @@ from tests.shared.audit import Audit
 from tests.shared.chaosworker import CAPACITY, Order
 from tests.shared.proxy import Proxy
 from tests.shared.redisserver import Server
+from tests.waiting import until
 
 TTL = 2.0
 TERMS = Terms((CAPACITY,), max_waiting=1000, lease_ttl=TTL)
@@ -40,15 +41,6 @@ _STREAM = "gpu_admission:{gpu0}:log"
 
 def now() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def wait_for(holds: Callable[[], bool], seconds: float, what: str) -> float:
-    """How long it took."""
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < seconds, what
-        time.sleep(0.005)
-    return time.monotonic() - began
 
 
 class Reader(Onlooker):
@@ -133,7 +125,7 @@ class Workers:
         """All of them begin something new."""
         before = {seed: self.size(seed) for seed in self.running}
         wanted = {seed: before[seed] + 120 for seed in before}
-        return wait_for(
+        return until(
             lambda: all(self.size(seed) > size for seed, size in wanted.items()),
             seconds,
             f"they did not go on: {before} { ({seed: self.size(seed) for seed in before}) }",
@@ -155,7 +147,7 @@ class Workers:
     def leave(self, *seeds: int) -> None:
         """They end by themselves, and all of their work has ended then."""
         for seed in seeds:
-            wait_for(lambda seed=seed: self.size(seed) > 0, 30, "it did not begin")  # type: ignore[misc]
+            until(lambda seed=seed: self.size(seed) > 0, 30, "it did not begin")  # type: ignore[misc]
             self.signal(seed, signal.SIGTERM)
         for seed in seeds:
             process = self.running.pop(seed)
@@ -237,7 +229,7 @@ class Round:
             time.sleep(0.002)
         took = time.monotonic() - began
         self.waiter.release(ticket)
-        wait_for(lambda: not self.waiter.ledger.in_use, 5, "it does not end at zero")
+        until(lambda: not self.waiter.ledger.in_use, 5, "it does not end at zero")
         return took
 
 
@@ -417,7 +409,7 @@ def failed_over(r: Round) -> None:
     other = r.serve("other")
     first = _server(r)
     other.do("REPLICAOF", "127.0.0.1", first.port)
-    wait_for(lambda: other.client().info("replication")["master_link_status"] == "up", 10, "no replica")
+    until(lambda: other.client().info("replication")["master_link_status"] == "up", 10, "no replica")
     time.sleep(0.2)
     other.do("REPLICAOF", "NO", "ONE")
     time.sleep(r.chance.uniform(0.0, 0.3))

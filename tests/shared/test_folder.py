@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import anyio
 import pytest
 
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
@@ -31,7 +30,7 @@ from gpu_admission.shared.presence import Presence
 from gpu_admission.shared.protocol import Entry, LogAway
 from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.untold import Untold
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 TERMS = Terms((100,))
 pytestmark = pytest.mark.anyio
@@ -72,13 +71,6 @@ def ask(shared: SharedLedger, size: int) -> Ticket:
     return ticket
 
 
-def wait_for(holds: Callable[[], bool], seconds: float = 5.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
-
-
 def test_two_processes_draw_on_one_budget(join: Callable[..., SharedLedger]) -> None:
     first, second = join(), join()
     held, waiting = ask(first, 70), ask(second, 40)
@@ -93,7 +85,7 @@ def test_a_waiter_is_woken_by_the_process_that_gives_back(join: Callable[..., Sh
     first, second = join(), join(pulse=True)
     held, waiting = ask(first, 70), ask(second, 40)
     first.release(held)
-    wait_for(lambda: waiting.state is GRANTED)
+    until(lambda: waiting.state is GRANTED)
 
 
 def test_a_wake_up_that_is_lost_delays_a_waiter_and_no_more(
@@ -230,7 +222,7 @@ def test_a_snapshot_that_was_harmed_is_a_log_that_was_lost(
     more = ask(newcomer, 40)
     assert more.state is WAITING, "it does not know what is held"
     first.pulse()
-    wait_for(lambda: newcomer.pulse() >= 0 and newcomer.replica.settles is None)
+    until(lambda: newcomer.pulse() >= 0 and newcomer.replica.settles is None)
     assert (newcomer.ledger.in_use, more.state) == (70, WAITING)
     first.release(held)
     newcomer.pulse()
@@ -283,7 +275,7 @@ def test_bytes_of_a_killed_process_come_back_to_those_who_live(
     living = join(pulse=True)
     kill_while_it_holds(folder, 60)
     waiting = ask(living, 100)
-    wait_for(lambda: waiting.state is GRANTED)
+    until(lambda: waiting.state is GRANTED)
 
 
 def test_a_log_that_was_removed_grants_nothing_until_the_living_have_declared(
@@ -378,7 +370,7 @@ def test_bytes_of_one_that_died_without_its_lock_file_come_back_after_a_ttl_and_
         return waiting.state is GRANTED
 
     assert not any(comes_back() for _ in range(3)), "nothing is known of it yet"
-    wait_for(comes_back)
+    until(comes_back)
     living.release(waiting)
     living.stop()
 
@@ -542,7 +534,7 @@ def test_a_forked_child_does_not_keep_a_dead_parent_alive(folder: Path) -> None:
         assert watcher.is_alive("parent") is True
         parent.kill()
         parent.wait()
-        wait_for(lambda: watcher.is_alive("parent") is False, 2.0)  # the child has to get so far
+        until(lambda: watcher.is_alive("parent") is False, 2.0)  # the child has to get so far
     finally:
         os.kill(child, 9)
         watcher.close()
@@ -597,7 +589,7 @@ def test_a_long_path_is_no_obstacle_to_waking(tmp_path: Path, name: str) -> None
     second.start()
     held, waiting = ask(first, 70), ask(second, 40)
     first.release(held)
-    wait_for(lambda: waiting.state is GRANTED)
+    until(lambda: waiting.state is GRANTED)
     second.release(waiting)
     second.stop()
     first.stop()
@@ -666,9 +658,7 @@ async def in_one_turn(shared: SharedLedger, *sizes: int) -> list[Ticket]:
 
 
 async def until_told(shared: SharedLedger) -> None:
-    with anyio.fail_after(5):
-        while shared._member.untold:  # noqa: ASYNC110
-            await anyio.sleep(0.001)
+    await until_async(lambda: not shared._member.untold)
 
 
 def entries_in(folder: Path) -> int:

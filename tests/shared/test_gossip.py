@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 import pytest
 
@@ -17,6 +15,7 @@ from gpu_admission.shared.gossip import Gossip, Record
 from gpu_admission.shared.operations import MOST_TOLD
 from gpu_admission.types import Usage, Workload
 from tests.shared.hub import Process, World
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 
@@ -99,22 +98,19 @@ def use(estimator: Learned, request: Followed) -> None:
     estimator.ended(request, "ok", peak=None, usage=Usage(1, 200), pieces=1)
 
 
-async def until(is_so: Callable[[], bool], again: Callable[[], object] = lambda: None) -> None:
-    """The processes talk by threads of their own."""
-    with anyio.fail_after(30):
-        while not is_so():
-            again()
-            await anyio.sleep(0.005)
-
-
 async def test_admissions_that_share_a_budget_learn_together(tmp_path: Path) -> None:
     (first, here), (second, there) = (learning(str(tmp_path / "gpu0")) for _ in range(2))
     for each in (first, second):
         await each.startup.begin()
     request = Followed(ROUTE, here.estimate(ASKED, route=ROUTE), ASKED)
-    await until(lambda: charge(there) < 500, lambda: use(here, request))
+
+    def is_known() -> bool:
+        use(here, request)
+        return charge(there) < 500
+
+    await until_async(is_known)
     here.ended(request, "oom", peak=None, usage=None, pieces=None)
-    await until(lambda: charge(there) == 4096)
+    await until_async(lambda: charge(there) == 4096)
     for each in (first, second):
         await each.aclose()
 

@@ -25,7 +25,7 @@ from gpu_admission.shared.protocol import Entry
 from gpu_admission.shared.redisaddress import parse
 from gpu_admission.shared.redislog import RedisLog, Writer, _Lost
 from tests.shared.redisserver import Server, needs_server
-from tests.waiting import free_port
+from tests.waiting import free_port, until
 
 pytestmark = [needs_server, pytest.mark.anyio]
 
@@ -63,16 +63,9 @@ def ask(shared: SharedLedger, size: int, *states: object) -> Ticket:
     ticket = Ticket(size)
     shared.ask(ticket)
     if states:
-        wait_for(lambda: ticket.state in states, 8.0)
+        until(lambda: ticket.state in states, 8.0)
         ticket.started = ticket.state is GRANTED
     return ticket
-
-
-def wait_for(holds: Callable[[], bool], seconds: float = 6.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 def settled(shared: SharedLedger) -> bool:
@@ -86,7 +79,7 @@ async def test_a_request_is_granted_when_its_ask_has_come_back(join: Callable[..
     assert ticket.state is GRANTED
     assert ticket.started
     shared.release(ticket)
-    wait_for(lambda: ticket.state is ENDED)
+    until(lambda: ticket.state is ENDED)
 
 
 def test_bytes_given_back_in_one_process_start_a_waiter_in_another(join: Callable[..., SharedLedger]) -> None:
@@ -94,7 +87,7 @@ def test_bytes_given_back_in_one_process_start_a_waiter_in_another(join: Callabl
     held = ask(first, 70, GRANTED)
     waiting = ask(second, 40, WAITING)
     first.release(held)
-    wait_for(lambda: waiting.state is GRANTED)
+    until(lambda: waiting.state is GRANTED)
 
 
 def test_a_new_log_grants_nothing_for_a_ttl(join: Callable[..., SharedLedger]) -> None:
@@ -117,10 +110,10 @@ def test_bytes_of_a_killed_process_come_back_within_a_ttl_and_a_half(
 ) -> None:
     living = join(settle=0.0)
     with holder(server, 60):
-        wait_for(lambda: living.ledger.in_use == 60)
+        until(lambda: living.ledger.in_use == 60)
     waiting = ask(living, 100, WAITING)
     killed = time.monotonic()
-    wait_for(lambda: waiting.state is GRANTED)
+    until(lambda: waiting.state is GRANTED)
     assert time.monotonic() - killed < 2 * TTL + 0.5
 
 
@@ -129,13 +122,13 @@ def test_a_process_stopped_for_three_ttls_joins_again_and_declares_what_runs(
 ) -> None:
     living = join(settle=0.0)
     with holder(server, 60) as process:
-        wait_for(lambda: living.ledger.in_use == 60)
+        until(lambda: living.ledger.in_use == 60)
         process.send_signal(signal.SIGSTOP)
         other = ask(living, 70)
-        wait_for(lambda: other.state is GRANTED)
+        until(lambda: other.state is GRANTED)
         time.sleep(TTL)
         process.send_signal(signal.SIGCONT)
-        wait_for(lambda: living.ledger.in_use == 130)
+        until(lambda: living.ledger.in_use == 130)
         assert ask(living, 1, WAITING).state is WAITING
         living.release(other)
 
@@ -148,15 +141,15 @@ def test_a_log_that_is_gone_is_unknown_not_empty(
     held = ask(first, 60, GRANTED)
     for each in (first, second):
         each.log._settle = TTL  # type: ignore[attr-defined]
-    wait_for(lambda: second.ledger.in_use == 60)
+    until(lambda: second.ledger.in_use == 60)
     server.do(*harm)
     other = ask(second, 60)
-    wait_for(lambda: second.replica.settles is not None)
-    wait_for(lambda: settled(second) and settled(first))
+    until(lambda: second.replica.settles is not None)
+    until(lambda: settled(second) and settled(first))
     assert other.state is WAITING
     assert second.ledger.in_use == 60
     first.release(held)
-    wait_for(lambda: other.state is GRANTED)
+    until(lambda: other.state is GRANTED)
 
 
 def test_connections_that_are_killed_are_made_again(
@@ -169,7 +162,7 @@ def test_connections_that_are_killed_are_made_again(
         ticket = ask(shared, 30, GRANTED)
         shared.release(ticket)
     shared.release(held)
-    wait_for(lambda: shared.ledger.in_use == 0)
+    until(lambda: shared.ledger.in_use == 0)
 
 
 def test_a_server_that_restarts_empty_is_recovered_within_five_seconds(
@@ -178,16 +171,16 @@ def test_a_server_that_restarts_empty_is_recovered_within_five_seconds(
     first, second = join(settle=0.0), join()
     ask(first, 60, GRANTED)
     server.kill()
-    wait_for(lambda: first.away is not None)
+    until(lambda: first.away is not None)
     assert "can't be reached" in (first.away or "")
     waiting = ask(second, 30)
     assert waiting.state is NEW
     server.start()
     started = time.monotonic()
-    wait_for(lambda: first.away is None and second.away is None)
+    until(lambda: first.away is None and second.away is None)
     assert time.monotonic() - started < 5
-    wait_for(lambda: waiting.state is GRANTED)
-    wait_for(lambda: second.ledger.in_use == 90)
+    until(lambda: waiting.state is GRANTED)
+    until(lambda: second.ledger.in_use == 90)
 
 
 def test_what_ended_while_a_server_restarted_with_its_log_is_told_it(tmp_path: Path) -> None:
@@ -196,11 +189,11 @@ def test_what_ended_while_a_server_restarted_with_its_log_is_told_it(tmp_path: P
     shared.start()
     held = ask(shared, 60, GRANTED)
     server.kill()
-    wait_for(lambda: shared.away is not None)
+    until(lambda: shared.away is not None)
     shared.release(held)
     server.start()
-    wait_for(lambda: shared.away is None and shared.is_in)
-    wait_for(lambda: shared.ledger.in_use == 0)
+    until(lambda: shared.away is None and shared.is_in)
+    until(lambda: shared.ledger.in_use == 0)
     shared.stop()
     server.stop()
 
@@ -211,12 +204,12 @@ def test_a_server_that_stands_still_is_away_and_comes_back(
     shared = join(settle=0.0)
     held = ask(shared, 60, GRANTED)
     server.pause()
-    wait_for(lambda: shared.away is not None)
+    until(lambda: shared.away is not None)
     waiting = ask(shared, 30)
     server.resume()
-    wait_for(lambda: waiting.state is GRANTED)
+    until(lambda: waiting.state is GRANTED)
     shared.release(held)
-    wait_for(lambda: shared.ledger.in_use == 30)
+    until(lambda: shared.ledger.in_use == 30)
 
 
 def test_a_failover_that_lost_the_tail_begins_a_new_epoch(
@@ -228,17 +221,17 @@ def test_a_failover_that_lost_the_tail_begins_a_new_epoch(
     for each in (first, second):
         each.log._settle = TTL  # type: ignore[attr-defined]
     ask(first, 30, GRANTED)
-    wait_for(lambda: int(other.do("XLEN", "gpu_admission:{gpu0}:log") or 0) >= 5)
+    until(lambda: int(other.do("XLEN", "gpu_admission:{gpu0}:log") or 0) >= 5)
     other.do("REPLICAOF", "NO", "ONE")  # from here on it lacks what the master gets
     ask(second, 60, GRANTED)
-    wait_for(lambda: first.ledger.in_use == 90)
+    until(lambda: first.ledger.in_use == 90)
     server.do("REPLICAOF", "127.0.0.1", other.port)
-    wait_for(lambda: first.away is not None and second.away is not None)
+    until(lambda: first.away is not None and second.away is not None)
     waiting = ask(first, 60)
-    wait_for(lambda: server.client().info("replication")["master_link_status"] == "up", 10.0)
+    until(lambda: server.client().info("replication")["master_link_status"] == "up", 10.0)
     server.do("REPLICAOF", "NO", "ONE")
-    wait_for(lambda: settled(first) and settled(second), 10.0)
-    wait_for(lambda: first.ledger.in_use == 90)
+    until(lambda: settled(first) and settled(second), 10.0)
+    until(lambda: first.ledger.in_use == 90)
     assert waiting.state is WAITING
     other.stop()
 
@@ -251,11 +244,11 @@ def test_a_log_whose_server_s_clock_was_set_back_is_begun_anew_and_its_dead_are_
     living.log._settle = TTL  # type: ignore[attr-defined]
     held = ask(living, 30, GRANTED)
     with holder(server, 60):
-        wait_for(lambda: living.ledger.in_use == 90)
+        until(lambda: living.ledger.in_use == 90)
         ahead = int((time.time() + 300) * 1000)
         server.do("XADD", "gpu_admission:{gpu0}:log", f"{ahead}-0", "p", "")
     waiting = ask(living, 70)
-    wait_for(lambda: waiting.state is GRANTED, 10.0)
+    until(lambda: waiting.state is GRANTED, 10.0)
     assert living.ledger.in_use == 100
     living.release(held)
 
@@ -265,10 +258,10 @@ def test_a_server_out_of_memory_is_away_until_it_has_some(
 ) -> None:
     shared = join(settle=0.0)
     server.do("CONFIG", "SET", "maxmemory", "1")
-    wait_for(lambda: shared.away is not None)
+    until(lambda: shared.away is not None)
     ticket = ask(shared, 30)
     server.do("CONFIG", "SET", "maxmemory", "0")
-    wait_for(lambda: ticket.state is GRANTED)
+    until(lambda: ticket.state is GRANTED)
 
 
 def test_a_server_that_may_evict_the_log_is_warned_of(
@@ -296,7 +289,7 @@ def test_a_server_that_is_not_there_at_start_is_away_and_joined_when_it_comes(
     assert shared.away
     ticket = ask(shared, 10)
     server.start()
-    wait_for(lambda: ticket.state is GRANTED)
+    until(lambda: ticket.state is GRANTED)
 
 
 def test_a_long_log_is_cut_and_a_newcomer_begins_with_the_snapshot(
@@ -307,14 +300,14 @@ def test_a_long_log_is_cut_and_a_newcomer_begins_with_the_snapshot(
     held = ask(first, 70, GRANTED)
     for _ in range(240):
         first.release(ask(first, 1, GRANTED))
-    wait_for(lambda: second.ledger.in_use == 70)
+    until(lambda: second.ledger.in_use == 70)
     assert int(server.do("XLEN", "gpu_admission:{gpu0}:log")) < 400
     newcomer = join(often=60)
     assert newcomer.ledger.in_use == 70
     assert newcomer.log._read_since < 3 * 60  # type: ignore[attr-defined]
     waiting = ask(newcomer, 40, WAITING)
     first.release(held)
-    wait_for(lambda: waiting.state is GRANTED)
+    until(lambda: waiting.state is GRANTED)
 
 
 @pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -324,7 +317,7 @@ def test_an_idle_budget_costs_a_server_few_commands(
     members = [join(settle=0.0, terms=Terms((100,), max_waiting=20_000)) for _ in range(4)]
     ask(members[0], 100, GRANTED)
     waiting = [ask(members[n % 4], 50) for n in range(count)]
-    wait_for(lambda: all(ticket.state is WAITING for ticket in waiting), 60.0)
+    until(lambda: all(ticket.state is WAITING for ticket in waiting), 60.0)
     before, at = int(server.client().info()["total_commands_processed"]), time.monotonic()
     time.sleep(3)
     spent = int(server.client().info()["total_commands_processed"]) - before
@@ -368,7 +361,7 @@ def test_a_master_is_found_through_its_sentinel(server: Server, tmp_path: Path) 
         address = parse(f"redis+sentinel://127.0.0.1:{port}/mine?name=gpu0")
         shared = SharedLedger(RedisLog(address, settle=0.0), TERMS)
         shared.start()
-        wait_for(lambda: shared.away is None, 8.0)
+        until(lambda: shared.away is None, 8.0)
         ticket = ask(shared, 10, GRANTED)
         shared.release(ticket)
         shared.stop()
@@ -385,10 +378,10 @@ def test_a_failover_is_a_new_epoch_even_for_one_that_misses_nothing(
     shared.log._settle = TTL  # type: ignore[attr-defined]
     ask(shared, 30, GRANTED)
     server.do("REPLICAOF", "127.0.0.1", "1")
-    wait_for(lambda: shared.away is not None)
+    until(lambda: shared.away is not None)
     server.do("REPLICAOF", "NO", "ONE")
-    wait_for(lambda: shared.replica.settles is not None)
-    wait_for(lambda: settled(shared) and shared.ledger.in_use == 30)
+    until(lambda: shared.replica.settles is not None)
+    until(lambda: settled(shared) and shared.ledger.in_use == 30)
 
 
 class holder:  # noqa: N801
@@ -454,11 +447,11 @@ def test_a_snapshot_that_makes_no_sense_is_none(
         "HSET", "gpu_admission:{gpu0}:snapshot", *(place if each == "PLACE" else each for each in fields)
     )
     second = join()
-    wait_for(lambda: second.is_in and second.ledger.in_use == 60)
+    until(lambda: second.is_in and second.ledger.in_use == 60)
     assert not second.settles, "the log itself is whole"
     for _ in range(10):
         second.release(ask(second, 1, GRANTED))
-    wait_for(lambda: second.away is None and first.away is None and first.ledger.in_use == 60)
+    until(lambda: second.away is None and first.away is None and first.ledger.in_use == 60)
     first.release(held)
 
 
@@ -471,7 +464,7 @@ def test_a_log_of_which_only_a_snapshot_without_sense_is_left_is_begun_anew(
     server.do("HSET", "gpu_admission:{gpu0}:snapshot", "place", last, "state", "junk")
     server.do("XTRIM", "gpu_admission:{gpu0}:log", "MINID", last)
     second = join()
-    wait_for(lambda: second.is_in and second.ledger.in_use == 60 and first.is_in)
+    until(lambda: second.is_in and second.ledger.in_use == 60 and first.is_in)
     assert ask(second, 60, WAITING)
     first.release(held)
 
@@ -549,6 +542,22 @@ def test_a_snapshot_that_another_process_has_made_meanwhile_is_left_alone(theirs
     log = log_at(b"5-0")
     log._save(Answers(hget=theirs, hstrlen=640))
     assert log._read_since == -10, "and the next is made later, the larger this one was"
+
+
+def test_a_snapshot_that_another_process_makes_at_the_same_time_is_kept(
+    server: Server, join: Callable[..., SharedLedger], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = join(settle=0.0)
+    key, mine = "gpu_admission:{gpu0}:snapshot", shared._member.snapshot
+
+    def made_by_both() -> bytes:
+        server.do("HSET", key, "place", "1-1", "state", "theirs")
+        return mine()
+
+    monkeypatch.setattr(shared._member, "snapshot", made_by_both)
+    with server.client() as client:
+        shared.log._save(client)  # type: ignore[attr-defined]
+    assert server.do("HGET", key, "state") == b"theirs"
 
 
 def test_a_reader_that_stops_its_own_log_does_not_wait_for_itself() -> None:
@@ -638,7 +647,7 @@ def test_show_counts_to_the_servers_now_where_nobody_has_said_anything_since(
     log = RedisLog(parse(server.address), settle=60.0)
     silent = SharedLedger(log, Terms((100,), lease_ttl=lease_ttl), name="worker")
     silent.start(pulse=False)
-    wait_for(lambda: silent.is_in)
+    until(lambda: silent.is_in)
     log.stop()
     shift(server, 40)
     assert cli.main(["budget", "show", server.address]) == 0
