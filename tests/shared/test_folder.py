@@ -669,6 +669,7 @@ def entries_in(folder: Path) -> int:
     return entries
 
 
+@pytest.mark.usefixtures("long_moment")
 @pytest.mark.parametrize(("sizes", "said"), [((40,) * 20, 2), ((40, 41) * 3, 7)])
 async def test_requests_of_one_turn_of_the_loop_share_what_is_said(
     folder: Path, join: Callable[..., SharedLedger], sizes: tuple[int, ...], said: int
