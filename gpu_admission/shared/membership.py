@@ -374,7 +374,7 @@ class Membership:
 
     def now_if_up_to_date(self) -> float | None:
         """The log's time, where it ``is_fresh`` and what it knows of others is at most ``MOMENT`` old."""
-        clock, (at, seen) = self._clock(), self._seen  # one look at the clock for all of it: each costs 0.1 us
+        clock, (at, seen) = self._clock(), self._seen  # one look at the clock: each costs 0.1 us
         if clock - seen >= MOMENT or clock - self.outbox.confirmed >= self.ttl / 2:
             return None
         return at + (clock - seen)
