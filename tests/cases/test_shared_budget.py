@@ -284,7 +284,7 @@ async def test_a_server_that_stands_still_while_a_lease_grows_holds_up_nobody_el
         server.pause()
         async with anyio.create_task_group() as group:
             group.start_soon(work)
-            await until(lambda: bool(admission.locked._shared.unheard))  # type: ignore[attr-defined]
+            await until_async(lambda: bool(admission.locked._shared.unheard))  # type: ignore[attr-defined]
             assert not inside, "and this task runs"
             server.resume()
         assert inside == [30]
@@ -293,6 +293,6 @@ async def test_a_server_that_stands_still_while_a_lease_grows_holds_up_nobody_el
             await work()
         assert said.value.reason == "budget_unreachable"
         server.resume()
-        await until(lambda: admission.locked._shared.leases_lost == 1)  # type: ignore[attr-defined]
-        await until(lambda: admission.locked._shared.is_in and admission.snapshot().in_use > 0)  # type: ignore[attr-defined]
+        await until_async(lambda: admission.locked._shared.leases_lost == 1)  # type: ignore[attr-defined]
+        await until_async(lambda: admission.locked._shared.is_in and admission.snapshot().in_use > 0)  # type: ignore[attr-defined]
         assert (admission.snapshot().in_use, inside) == (10, [30])
