@@ -234,7 +234,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Observer: TypeAlias = Callable[[Event], None]
-"""Called with each event. It may also be a ``WatchingObserver`` or a ``NamingObserver``."""
+"""Called with each event. It may also be a ``WatchingObserver``, a ``NamingObserver`` or a
+``FlushingObserver``."""
 
 
 @runtime_checkable
@@ -256,6 +257,20 @@ class NamingObserver(Protocol):
     def needs_request_id(self) -> bool: ...
 
     def __call__(self, event: Event, /) -> None: ...
+
+
+@runtime_checkable
+class FlushingObserver(Protocol):
+    """An observer that works off events later, such as in a thread of its own."""
+
+    def __call__(self, event: Event, /) -> None: ...
+
+    def flush(self) -> None:
+        """Work off what was told so far: the process may end now, by a signal that lets nothing else run.
+
+        Called in a thread when the server shuts down and in ``Admission.aclose``; more events may follow.
+        """
+        ...
 
 
 class Waiting(msgspec.Struct, frozen=True):

@@ -229,6 +229,7 @@ class Admission:
         self.startup.stop()
         if self.kept is not None:
             await anyio.to_thread.run_sync(self.kept.save)
+        await self.events.flush()
         await self.locked.leave()
 
     # what there is to see

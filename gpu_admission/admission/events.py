@@ -6,12 +6,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
+import anyio.to_thread
+
 from gpu_admission.admission.actuals import Actuals
 from gpu_admission.admission.lease import Lease
 from gpu_admission.errors import Rejected
 from gpu_admission.runtime import clock
 from gpu_admission.runtime.failure import log_failure
-from gpu_admission.types import Event, NamingObserver, Observer
+from gpu_admission.types import Event, FlushingObserver, NamingObserver, Observer
 
 LeaseEvent: TypeAlias = Literal["admitted", "resized", "released", "shadow"]
 
@@ -38,6 +40,19 @@ class Events:
         self.needs_request_id = any(
             isinstance(each, NamingObserver) and each.needs_request_id for each in self.observers
         )
+
+    @property
+    def flushing(self) -> Sequence[FlushingObserver]:
+        """The observers that work off events later."""
+        return [each for each in self.observers if isinstance(each, FlushingObserver)]
+
+    async def flush(self) -> None:
+        """Have observers work off what they know: where a signal ends a server, no other chance comes."""
+        for observer in self.flushing:
+            try:
+                await anyio.to_thread.run_sync(observer.flush)
+            except Exception as error:
+                log_failure(f"observer {observer!r} failed", error, "what it had noted may be lost")
 
     def started(self, capacity: int) -> None:
         """Work begins in this process."""

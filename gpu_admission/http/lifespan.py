@@ -1,8 +1,8 @@
 """The server's startup and shutdown as they pass through: the capacity is measured in between.
 
 The app's own startup runs first, so that its weights are loaded when the device is read. A
-shutdown stops what runs in the background, leaves a shared budget, and drains nothing: by then no
-request is left, and the same app may be started again.
+shutdown stops what runs in the background, has observers count what they were told, leaves a shared
+budget, and drains nothing: by then no request is left, and the same app may be started again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def started_with(admission: Admission, send: Send) -> Send:
     Under ``strict=True``, settings that can't be served stop the startup: the server is told why, and
     the app's own lifespan is ended by the same ``ValueError``, raised where it reported its startup.
     """
-    if not admission.monitor.is_needed and admission.locked.is_joined and admission.kept is None:
+    if not (admission.monitor.is_needed or admission.kept is not None or admission.events.flushing) and (
+        admission.locked.is_joined
+    ):
         admission.startup.start()
         return send
     return _Starting(admission, send)
@@ -46,6 +48,7 @@ class _Starting:
             self._admission.startup.stop()
             if self._admission.kept is not None:
                 await anyio.to_thread.run_sync(self._admission.kept.save)
+            await self._admission.events.flush()
             await self._admission.locked.rest()
         await self._send(message)
 

@@ -94,6 +94,10 @@ class DecisionLog:
             event = msgspec.structs.replace(event, reason=reason)
         self._file.put(event)
 
+    def flush(self) -> None:
+        """Write what is queued, for at most a few seconds; called at the server's shutdown."""
+        self._file.close()
+
     def close(self) -> None:
         """Write what is queued. The next event opens it again."""
         self._file.close()

@@ -60,6 +60,12 @@ class Metrics:
         self._add(event)
         if event.kind == "started":
             self._backlog.start()
+        elif event.kind == "released" and self._admission.locked.is_closed:
+            self._backlog.hurry()  # a process that leaves may end any moment
+
+    def flush(self) -> None:
+        """Count what has happened up to now; a thread does so every second."""
+        self._backlog.work_off()
 
     def refresh(self) -> None:
         """Count what has happened, and measure what is."""

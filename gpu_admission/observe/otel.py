@@ -78,6 +78,8 @@ class OpenTelemetry:
         elif event.kind in _SPAN_EVENTS:
             self._mark(event)
         self._backlog.add(event)
+        if event.kind == "released" and self._admission.locked.is_closed:
+            self._backlog.hurry()  # a process that leaves may end any moment
 
     def _mark(self, event: Event) -> None:
         span = self._current_span()

@@ -59,3 +59,19 @@ def test_after_a_fork_it_starts_again_although_a_lock_was_held() -> None:
         backlog._begin_anew()
         backlog.start()
         assert done.wait(10)
+
+
+def test_hurried_it_is_worked_off_at_once() -> None:
+    ticked, done = threading.Event(), threading.Event()
+
+    def work(events: Sequence[Event]) -> None:
+        ticked.set()
+        if events:
+            done.set()
+
+    backlog = Backlog(work, every=3600)
+    backlog.start()
+    assert ticked.wait(10)
+    backlog.add(event("released"))
+    backlog.hurry()
+    assert done.wait(10)

@@ -269,3 +269,12 @@ def test_options_are_checked(
 def test_a_directory_that_does_not_exist_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no directory"):
         DecisionLog(tmp_path / "none" / "decisions.jsonl")
+
+
+@pytest.mark.anyio
+async def test_closed_an_admission_has_written_its_decisions(tmp_path: Path) -> None:
+    path = tmp_path / "decisions.jsonl"
+    admission = Admission(capacity=100, estimator=10, observers=[DecisionLog(path)])
+    async with admission, admission.lease(10):
+        pass
+    assert len(path.read_text().splitlines()) == 1

@@ -8,6 +8,7 @@ import itertools
 import logging
 import math
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -334,3 +335,28 @@ def test_an_event_that_can_not_be_counted_is_logged_and_the_rest_goes_on(
     assert "1 events could not be counted" in caplog.text
     admission.observers[0](event("released"))
     assert value(registry, "leases_ended_total", lane="default", outcome="ok") == 1
+
+
+@pytest.mark.anyio
+async def test_in_a_process_that_leaves_the_end_of_a_lease_is_counted_at_once() -> None:
+    """Not a second later: the process may end by then, and its leases would be lost ones."""
+    metrics = Metrics(registry=CollectorRegistry())
+    admission = Admission(capacity=100, estimator=10, observers=[metrics])
+    hurried = threading.Event()
+    metrics._backlog.hurry = hurried.set  # type: ignore[method-assign]
+    async with admission.lease(10):
+        async with admission.lease(10):
+            pass
+        assert not hurried.is_set()
+        admission.drain()
+    assert hurried.is_set()
+
+
+@pytest.mark.anyio
+async def test_closed_an_admission_has_counted_its_leases_without_a_scrape(
+    registry: CollectorRegistry,
+) -> None:
+    async with observed(registry) as admission, admission.lease("6GiB"):
+        pass
+    ended = Families.of(registry).leases_ended.labels("default", "default", "ok")
+    assert ended._value.get() == 1

@@ -124,3 +124,37 @@ async def test_the_queue_is_by_priority_of_the_lane_then_by_arrival() -> None:
         assert [row.bytes for row in admission.queue(most=1)] == [20]
         tasks.cancel_scope.cancel()
     assert admission.queue() == ()
+
+
+class Late(Notes):
+    """An observer that works off events later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flushed: list[list[str]] = []
+
+    def flush(self) -> None:
+        self.flushed.append(self.kinds)
+
+
+def test_at_the_servers_shutdown_an_observer_is_told_to_work_off_what_it_knows() -> None:
+    late = Late()
+    app = GPUAdmission(Starlette(), capacity=100, estimator=10, observers=[late])
+    with TestClient(app):
+        assert not late.flushed
+    assert late.flushed == [["started"]]
+
+
+async def test_closed_an_admission_has_observers_work_off_what_they_know_and_failures_stop_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Full(Late):
+        def flush(self) -> None:
+            raise OSError("disk full")
+
+    late = Late()
+    admission = Admission(capacity=100, estimator=10, observers=[Full(), late])
+    async with admission, admission.lease(10):
+        pass
+    assert late.flushed == [["started", "admitted", "released"]]
+    assert "what it had noted may be lost" in caplog.text

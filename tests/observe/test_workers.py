@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,9 @@ GIB = 2**30
 class Server:
     """A uvicorn with several workers in multiprocess mode."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, folder: Path) -> None:
         self._port = port
+        self._folder = folder
         self._held: list[http.client.HTTPResponse] = []
 
     def _ask(self, method: str, path: str) -> http.client.HTTPResponse:
@@ -40,6 +42,16 @@ class Server:
         assert answer.status == 200
         self._held.append(answer)
         return int(answer.readline())
+
+    def answer(self) -> int:
+        """The process that has answered a request which takes a while."""
+        answer = self._ask("POST", "/answer")
+        assert answer.status == 200
+        return int(answer.read())
+
+    def workers(self) -> set[int]:
+        """The processes that report their budgets."""
+        return {int(path.stem.rpartition("_")[2]) for path in self._folder.glob("gauge_livesum_*.db")}
 
     def scrape(self) -> dict[tuple[str, str], float]:
         """All samples, summed over the labels but ``outcome``."""
@@ -64,11 +76,11 @@ def server(tmp_path: Path) -> Iterator[Server]:
         port = listening.getsockname()[1]
     command = [sys.executable, "-m", "uvicorn", "tests.observe.workers_app:app", f"--workers={WORKERS}"]
     process = subprocess.Popen(
-        [*command, f"--port={port}", "--log-level=warning", "--timeout-graceful-shutdown=1"],
+        [*command, f"--port={port}", "--log-level=warning", "--timeout-graceful-shutdown=8"],
         env=os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)},
         cwd=Path(__file__).parents[2],
     )
-    running = Server(port)
+    running = Server(port, tmp_path)
     try:
         until(lambda: _answers(port), 60)
         yield running
@@ -111,3 +123,17 @@ def test_one_scrape_is_right_for_all_workers_also_after_one_was_killed_with_a_le
     server.hang_up()
     until(sees("in_use_bytes", 0), 5.0)
     until(sees("leases_ended_total", 1, "client"), 5.0)
+
+
+def test_a_worker_that_a_sigterm_ends_has_lost_none_of_the_requests_that_it_answered(server: Server) -> None:
+    until(lambda: server.scrape().get(("capacity_bytes", "")) == WORKERS * 10 * GIB, 60)
+    requests = [ThreadPoolExecutor(1).submit(server.answer) for _ in range(9)]
+    until(lambda: server.scrape().get(("running_requests", "")) == 9, 3.0)  # the signal comes while they run
+    pids = server.workers()
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+    assert {request.result(20) for request in requests} <= pids
+    until(lambda: bool(server.scrape()) and not pids & server.workers(), 60)
+    until(lambda: server.scrape().get(("capacity_bytes", "")) == WORKERS * 10 * GIB, 60)
+    after = server.scrape()
+    assert (after["leases_lost_total", ""], after["leases_ended_total", "ok"]) == (0, 9)

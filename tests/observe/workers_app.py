@@ -14,7 +14,9 @@ from starlette.routing import Mount, Route
 from gpu_admission import Admission, GPUAdmission
 from gpu_admission.observe import Metrics, metrics_app
 
-admission = Admission(capacity="10GiB", estimator="6GiB", observers=[Metrics()], timeout=0)
+admission = Admission(
+    capacity="10GiB", estimator={"/hold": "6GiB", "/answer": 1}, observers=[Metrics()], timeout=0
+)
 
 
 async def hold(request: Request) -> StreamingResponse:
@@ -25,6 +27,11 @@ async def hold(request: Request) -> StreamingResponse:
     return StreamingResponse(body())
 
 
+async def say(request: Request) -> PlainTextResponse:
+    await anyio.sleep(4)
+    return PlainTextResponse(str(os.getpid()))
+
+
 async def ready(request: Request) -> PlainTextResponse:
     return PlainTextResponse(str(os.getpid()))
 
@@ -32,6 +39,7 @@ async def ready(request: Request) -> PlainTextResponse:
 app = Starlette(
     routes=[
         Route("/hold", hold, methods=["POST"]),
+        Route("/answer", say, methods=["POST"]),
         Route("/ready", ready),
         Mount("/metrics", metrics_app(inference_gateway=True)),
     ]
