@@ -375,6 +375,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The processes that share the budget; empty where it is this process's own."""
     away: str | None = None
     """Why the shared budget can't be reached just now."""
+    cut_off: bool = False
+    """It could not be reached since this process began: nothing starts here before it is."""
     settles: float | None = None
     """Seconds until a shared budget that has begun anew lets anything start; ``None`` when it does."""
 

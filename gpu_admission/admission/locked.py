@@ -39,6 +39,8 @@ class LockedLedger:
     """Whether ``change`` takes a ticket that waits, too."""
     away: str | None = None
     """Why the budget can't be reached just now."""
+    is_cut_off = False
+    """Whether nothing can start before the budget is reached for the first time."""
     settles: float | None = None
     """Seconds until a budget that has begun anew lets anything start."""
     where: str | None = None

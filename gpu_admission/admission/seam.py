@@ -71,6 +71,11 @@ class Budget(Limited, Protocol):
         ...
 
     @property
+    def is_cut_off(self) -> bool:
+        """Whether a shared budget has been away since this process began, so that nothing can start."""
+        ...
+
+    @property
     def settles(self) -> float | None:
         """Seconds until a shared budget that has begun anew lets anything start; ``None`` when it does."""
         ...

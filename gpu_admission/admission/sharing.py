@@ -94,6 +94,11 @@ class Sharing:
         return self._shared.away
 
     @property
+    def is_cut_off(self) -> bool:
+        """Its own share can't be granted then either: nobody has told of what."""
+        return self._shared.away is not None and self._shared.replica.ledger is None
+
+    @property
     def settles(self) -> float | None:
         return self._shared.settles
 

@@ -50,6 +50,7 @@ def snapshot_of(
             shared=locked.where,
             members=members,
             away=locked.away,
+            cut_off=mode == "enforce" and locked.is_cut_off,
             settles=locked.settles,
         )
 

@@ -2,9 +2,9 @@
 
 Owns what is healthy and how it is told. Liveness is "this process answers", and stays well
 under any load: a monitor that kills for load makes it worse. Readiness fails only for
-what a restart or a drain would mend, for a capacity that can't be measured, and while a shared
-budget that has begun anew lets nothing start; a busy, hot or shrunk device stays ready.
-Everything comes from one snapshot.
+what a restart or a drain would mend, for a capacity that can't be measured, while a shared budget
+that has begun anew lets nothing start, and before one was reached for the first time; a busy, hot
+or shrunk device stays ready. Everything comes from one snapshot.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class Health:
     """``/live`` and ``/ready`` of ``admission``: ``app.mount("/health", Health(admission))``.
 
     ``/live`` answers 200. ``/ready`` answers 200, or 503 while draining, when every device is
-    closed until restart, while no device reports its memory, and until a shared budget that has
-    begun anew grants (``settles_seconds``): nothing can start then. The answer has the readings
-    and ceilings, ``closed_by`` where nothing may start, and ``lowered_by`` where less than the
-    capacity may be held.
+    closed until restart, while no device reports its memory, until a shared budget that has begun
+    anew grants (``settles_seconds``), and in a process that has never reached its shared budget:
+    nothing can start then. One that took part stays ready while the budget is ``away``: requests
+    wait for it. The answer has the readings and ceilings, ``closed_by`` where nothing may start,
+    and ``lowered_by`` where less than the capacity may be held.
     """
 
     def __init__(self, admission: Observed) -> None:
@@ -58,7 +59,7 @@ def readiness(snapshot: Snapshot) -> dict[str, Any]:
     out_of_order = bool(broken) and len(broken) == len(snapshot.devices)
     untold = [device.closed_by == "capacity" for device in snapshot.devices]
     unknown = bool(untold) and all(untold)
-    status = _status(snapshot.draining, out_of_order, unknown, settling=snapshot.settles is not None)
+    status = _status(snapshot, out_of_order, unknown)
     return {
         "ready": status == "ready",
         "status": status,
@@ -69,20 +70,23 @@ def readiness(snapshot: Snapshot) -> dict[str, Any]:
         "running": snapshot.running,
         "waiting": snapshot.waiting,
         **_by(snapshot.closed_by, is_closed=snapshot.closed_by == "drain" or not snapshot.ceiling),
+        "away": snapshot.away,
         "settles_seconds": snapshot.settles,
         "last_success_seconds": snapshot.last_success,
         "devices": [_device(device) for device in snapshot.devices],
     }
 
 
-def _status(draining: bool, out_of_order: bool, unknown: bool, *, settling: bool) -> str:
-    if draining:
+def _status(snapshot: Snapshot, out_of_order: bool, unknown: bool) -> str:
+    if snapshot.draining:
         return "draining"
     if out_of_order:
         return "restart needed"
     if unknown:
         return "capacity unknown"
-    return "shared budget begins anew" if settling else "ready"
+    if snapshot.cut_off:
+        return "shared budget unreachable"
+    return "ready" if snapshot.settles is None else "shared budget begins anew"
 
 
 def _by(guard: str | None, *, is_closed: bool) -> Mapping[str, str | None]:

@@ -90,6 +90,7 @@ class Board:
             "other_leases": max(0, snapshot.in_use - known),
             "shared": snapshot.shared,
             "away": snapshot.away,
+            "cut_off": snapshot.cut_off,
             "settles": snapshot.settles,
             "members": [_plain(member) for member in snapshot.members],
             "queue": [_plain(waiting) for waiting in self._admission.queue()],

@@ -64,6 +64,9 @@ class MemoryHub:
         return self.first + len(self.entries)
 
 
+_CUT = "the memory log was cut off"
+
+
 class MemoryLog:
     """One process's way to a ``MemoryHub``."""
 
@@ -75,18 +78,25 @@ class MemoryLog:
         self.where = "memory"
         self.knows_deaths = hub.knows_deaths
         self.is_cut = False
+        """Set before ``start``, the way was cut when the process began."""
         self.unsent: list[bytes] = []
         """What was appended while the way was cut: lost, as in a closed connection."""
         self.woken = threading.Event()
 
     def start(self, process: str, listener: Listener) -> None:
         self.process, self.listener = process, listener
+        if self.is_cut:
+            listener.went_away(_CUT)
+        else:
+            self._start()
+
+    def _start(self) -> None:
         with self.hub.lock:
-            self.hub.logs[process] = self
+            self.hub.logs[self.process] = self
             self.hub.open(0.0)
             self._begin()
             self.deliver()
-        listener.came_back()
+        self.listener.came_back()
 
     def _begin(self) -> None:
         self.place, self.lineage = self.hub.first, self.hub.lineage
@@ -142,11 +152,14 @@ class MemoryLog:
 
     def cut(self) -> None:
         self.is_cut = True
-        self.listener.went_away("the memory log was cut off")
+        self.listener.went_away(_CUT)
 
     def mend(self) -> None:
         self.is_cut = False
         self.unsent.clear()
+        if self.process not in self.hub.logs:
+            self._start()
+            return
         with self.hub.lock:
             self._reopen_if_lost()
             self.deliver()

@@ -396,6 +396,32 @@ async def test_a_process_is_not_ready_until_a_new_budget_grants() -> None:
         assert (report["ready"], report["status"]) == (False, "shared budget begins anew")
 
 
+async def test_a_process_that_began_while_the_budget_is_away_is_ready_when_it_is_reached() -> None:
+    place = hub()
+    here, log = MemoryLog(place), MemoryLog(place)
+    log.is_cut = True
+    async with Pair(on(here), on(log)) as (old, new):
+        here.cut()
+        assert readiness(old.snapshot())["ready"], "what waits goes on when it is back"
+        report = readiness(new.snapshot())
+        assert (report["ready"], report["status"]) == (False, "shared budget unreachable")
+        assert "the memory log was cut off" in report["away"]
+        with pytest.raises(Unavailable):
+            await new.entrance.acquire(Estimate(1), timeout=0)
+        log.mend()
+        report = readiness(new.snapshot())
+        assert (report["ready"], report["away"]) == (True, None)
+
+
+async def test_watching_only_a_process_is_ready_without_its_budget() -> None:
+    log = MemoryLog(hub())
+    log.is_cut = True
+    async with Pair(on(log, mode="shadow"), on(None)) as (admission, _):
+        assert readiness(admission.snapshot())["ready"]
+        async with admission.lease(10):
+            pass
+
+
 # settings
 
 

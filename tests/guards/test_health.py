@@ -113,6 +113,14 @@ async def test_ready_fails_until_a_shared_budget_that_began_anew_grants() -> Non
     assert (answer.json()["status"], answer.json()["settles_seconds"]) == ("shared budget begins anew", 7.5)
 
 
+async def test_ready_fails_in_a_process_that_never_reached_its_budget_and_tells_why_it_is_away() -> None:
+    began = await get(Admission(device(), away="no Redis", cut_off=True), "/health/ready")
+    assert (began.status_code, began.json()["status"]) == (503, "shared budget unreachable")
+    took_part = await get(Admission(device(), away="no Redis"), "/health/ready")
+    assert (took_part.status_code, took_part.json()["status"]) == (200, "ready")
+    assert began.json()["away"] == took_part.json()["away"] == "no Redis"
+
+
 async def test_one_broken_card_of_two_leaves_the_service_ready() -> None:
     answer = await get(Admission(device(restart_only=True), device()), "/health/ready")
     assert answer.status_code == 200
