@@ -143,6 +143,14 @@ class Families:
         self.running = total("running_requests", "Open leases.")
         self.buffered = total("buffered_body_bytes", "Host memory that bodies of waiting requests hold.")
 
+        self.away = Gauge(
+            "gpu_admission_shared_budget_away",
+            "1 while a process of this host can't reach its shared budget.",
+            ("budget",),
+            registry=self._registry,
+            multiprocess_mode="livemax",
+        )
+
     def _gauge_device(self) -> None:
         from prometheus_client import Gauge
 

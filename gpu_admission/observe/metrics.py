@@ -150,6 +150,8 @@ class Metrics:
             families.waiting_bytes.labels(self._name, lane.name).set(lane.waiting_bytes)
         families.running.labels(self._name).set(running_here(snapshot))
         families.buffered.labels(self._name).set(snapshot.buffered_bytes)
+        if snapshot.shared is not None:
+            families.away.labels(self._name).set(snapshot.away is not None)
         if not admission.monitor.is_measured:
             # By then devices have their names: a series under an earlier name would stay.
             return

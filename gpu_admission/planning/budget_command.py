@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 
 from gpu_admission.planning.terminal import Table, Terminal
 from gpu_admission.shared import command
+from gpu_admission.shared.views import state_of
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import MemberSnapshot
 
@@ -44,5 +45,5 @@ def _row(member: MemberSnapshot, is_gone: bool) -> Sequence[str]:
         str(member.waiting),
         f"{member.age:.0f} s",
         f"{member.silent:.0f} s",
-        "declared dead" if member.is_dead else "dead" if is_gone else "alive",
+        state_of(member, is_gone),
     )

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from gpu_admission.shared import dump
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.opening import open_log
@@ -23,7 +25,7 @@ from gpu_admission.shared.process import new_name, process_of
 from gpu_admission.shared.protocol import Entry, Log
 from gpu_admission.shared.redislog import RedisLog
 from gpu_admission.shared.replica import Replica
-from gpu_admission.shared.views import view_members
+from gpu_admission.shared.views import view_budget, view_members
 from gpu_admission.sizes import format_bytes
 from gpu_admission.types import MemberSnapshot
 
@@ -100,6 +102,11 @@ class Onlooker:
                 f"{ledger.running}, {ledger.waiting} waiting ({format_bytes(ledger.waiting_bytes)}){state}"
             )
 
+    def plain(self) -> dict[str, Any]:
+        """The whole budget as plain JSON types."""
+        with self._lock:
+            return view_budget(self.replica, self.log.where, self.now(), self.gone())
+
     def say(self, operation: Operation) -> None:
         """Append ``operation``, and have all processes read it."""
         self.log.append(encode("", 0, operation))
@@ -121,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     actions = parser.add_subparsers(dest="action", required=True)
     show = actions.add_parser("show", help="who holds what, now", epilog=_COLUMNS)
+    show.add_argument("--json", action="store_true", help="for programs: bytes, seconds, stable names")
     drain = actions.add_parser("drain", help="admit nothing any more, in any process")
     drain.add_argument("--undo", action="store_true", help="admit again")
     evict = actions.add_parser("evict", help="give the bytes of a process that is stuck to others")
@@ -156,12 +164,19 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
         if onlooker.away:
             return _fail(onlooker.away)
         if arguments.action == "show":
-            members = onlooker.members()
-            show(onlooker.summary(), members, onlooker.gone())
+            _show(onlooker, show, as_json=arguments.json)
             return 0
         return _ACTIONS[arguments.action](onlooker, arguments)
     finally:
         log.stop()
+
+
+def _show(onlooker: Onlooker, show: Show, *, as_json: bool) -> None:
+    members = onlooker.members()
+    if as_json:
+        print(msgspec.json.format(msgspec.json.encode(onlooker.plain())).decode())
+    else:
+        show(onlooker.summary(), members, onlooker.gone())
 
 
 def _drain(onlooker: Onlooker, arguments: argparse.Namespace) -> int:

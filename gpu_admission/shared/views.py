@@ -1,6 +1,11 @@
-"""What is shown of the members: who holds what, on which host, for how long."""
+"""What is shown of a shared budget: who holds what, on which host, for how long."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
 
 from gpu_admission.budget.ticket import GRANTED, WAITING
 from gpu_admission.shared.members import Member
@@ -28,3 +33,37 @@ def _view(member: Member, own: str, now: float) -> MemberSnapshot:
         member.name == own,
         member.until is not None,
     )
+
+
+def view_budget(replica: Replica, where: str, now: float, gone: Collection[str]) -> dict[str, Any]:
+    """All of it as plain JSON types, for programs: bytes, counts and seconds, named as in a snapshot.
+
+    ``gone`` are members that have ended, which nobody has said yet.
+    """
+    ledger, settles = replica.ledger, replica.settles
+    return {
+        "shared": where,
+        "capacity": ledger and ledger.capacity,
+        "in_use": ledger and ledger.in_use,
+        "running": ledger and ledger.running,
+        "waiting": ledger and ledger.waiting,
+        "waiting_bytes": ledger and ledger.waiting_bytes,
+        "draining": ledger and ledger.closed,
+        "settles": None if settles is None else max(0.0, settles - now) or None,
+        "devices": [
+            {"capacity": account.capacity, "in_use": account.in_use, "ceiling": account.limit}
+            for account in (ledger.accounts if ledger else ())
+        ],
+        "members": [_plain(member, member.name in gone) for member in view_members(replica, "", now)],
+    }
+
+
+def _plain(member: MemberSnapshot, is_gone: bool) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(member)
+    del plain["is_self"]  # whoever looks is none of them
+    return plain | {"state": state_of(member, is_gone)}
+
+
+def state_of(member: MemberSnapshot, is_gone: bool) -> str:
+    """One word for its life: ``dead`` is one that has ended, which nobody has said yet."""
+    return "declared dead" if member.is_dead else "dead" if is_gone else "alive"

@@ -23,6 +23,7 @@ from gpu_admission.devices import FixedDevice
 from gpu_admission.errors import REASONS
 from gpu_admission.observe import Metrics
 from gpu_admission.observe.families import Families
+from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.types import DeviceSnapshot, Message, Receive, Scope, Send
 from tests.observe.events import event
 
@@ -360,3 +361,17 @@ async def test_closed_an_admission_has_counted_its_leases_without_a_scrape(
         pass
     ended = Families.of(registry).leases_ended.labels("default", "default", "ok")
     assert ended._value.get() == 1
+
+
+@pytest.mark.anyio
+async def test_whether_a_shared_budget_can_be_reached_is_a_gauge_and_one_of_its_own_has_none(
+    registry: CollectorRegistry,
+) -> None:
+    log = MemoryLog(MemoryHub(knows_deaths=True))
+    async with observed(registry, shared=log, name="shared"), observed(registry, name="own"):
+        assert value(registry, "shared_budget_away", budget="shared") == 0
+        log.cut()
+        assert value(registry, "shared_budget_away", budget="shared") == 1
+        log.mend()
+        assert value(registry, "shared_budget_away", budget="shared") == 0
+        assert value(registry, "shared_budget_away", budget="own") is None

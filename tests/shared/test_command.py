@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.operations import Terms
+from gpu_admission.types import MemberSnapshot
 
 
 def budget(*arguments: str | Path) -> int:
@@ -59,6 +61,34 @@ def test_show_says_who_holds_what(
     assert "6.00 GiB of 10.00 GiB in use by 1, 0 waiting" in said
     assert re.search(rf"worker\.1 +{os.getpid()} .* 6\.00 GiB +1 +0 ", said)
     shared.release(ticket)
+
+
+def test_show_tells_programs_the_same_in_json(
+    folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask(shared, 6 << 30)
+    assert budget("show", "--json", folder) == 0
+    said = json.loads(capsys.readouterr().out)
+    (member,) = said.pop("members")
+    assert said == {
+        "shared": str(folder),
+        "capacity": 10 << 30,
+        "in_use": 6 << 30,
+        "running": 1,
+        "waiting": 0,
+        "waiting_bytes": 0,
+        "draining": False,
+        "settles": None,
+        "devices": [{"capacity": 10 << 30, "in_use": 6 << 30, "ceiling": 10 << 30}],
+    }
+    assert (member["name"], member["pid"], member["bytes"]) == ("worker.1", os.getpid(), 6 << 30)
+    assert (member["state"], member["is_dead"], member["running"], member["waiting"]) == (
+        "alive",
+        False,
+        1,
+        0,
+    )
+    assert {*member, "is_self"} == {*MemberSnapshot.__struct_fields__, "state"}, "the names of a snapshot"
 
 
 @pytest.mark.parametrize("action", [("show",), ("drain",), ("drain", "--undo"), ("evict", "worker.1")])
