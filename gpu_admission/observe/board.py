@@ -14,6 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpu_admission.observe.history import History
+from gpu_admission.observe.routelabel import shown
 from gpu_admission.runtime.turn import Turn
 from gpu_admission.types import DeviceSnapshot, Event
 
@@ -129,7 +130,7 @@ def _lease(event: Event, age: float) -> Mapping[str, Any]:
         "lease": event.lease,
         "bytes": event.bytes,
         "lane": event.lane,
-        "route": event.route,
+        "route": shown(event.route),
         "device": event.device,
         "age": age,
     }
@@ -142,7 +143,7 @@ def _refusal(event: Event, now: float) -> Mapping[str, Any]:
         "status": event.status,
         "shadow": event.kind == "shadow",
         "lane": event.lane,
-        "route": event.route,
+        "route": shown(event.route),
         "bytes": event.bytes,
     }
 
@@ -151,7 +152,7 @@ def _estimates(measured: Sequence[Event]) -> Mapping[str, Any]:
     rows = [
         {
             "lease": event.lease,
-            "route": event.route,
+            "route": shown(event.route),
             "lane": event.lane,
             "estimate": event.charged,
             "peak": event.actual or 1,

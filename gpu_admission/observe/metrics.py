@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gpu_admission.errors import REASONS
 from gpu_admission.observe.backlog import Backlog
 from gpu_admission.observe.families import Families
+from gpu_admission.observe.routelabel import UNMATCHED
 from gpu_admission.observe.speaker import running_here, speaks_for, without_totals
 from gpu_admission.types import DeviceSnapshot, Event
 
@@ -44,7 +45,7 @@ class Metrics:
         self._backlog = Backlog(self._work)
         self._add = self._backlog.add
         self._seen: dict[tuple[str, ...], Callable[[float], None]] = {}
-        self._routes: dict[str, str] = {"*": "unmatched"}
+        self._routes: dict[str, str] = {"*": UNMATCHED}
         self._guards: set[tuple[str, str]] = set()
         self._is_prepared = False
 

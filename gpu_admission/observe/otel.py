@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpu_admission.observe.backlog import Backlog
+from gpu_admission.observe.routelabel import shown
 from gpu_admission.types import DeviceReading, Event, Snapshot
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class OpenTelemetry:
                 self._peak.record(event.actual, labels)
         elif event.kind in _SPAN_EVENTS:
             outcome = {"gpu_admission.outcome": event.kind, "gpu_admission.reason": event.reason}
-            self._requests.add(1, labels | {"http.route": event.route} | outcome)
+            self._requests.add(1, labels | {"http.route": shown(event.route)} | outcome)
             if event.lease:
                 self._wait.record(event.waited, labels)
                 self._estimate.record(event.bytes, labels)

@@ -55,7 +55,7 @@ async def test_open_leases_are_shown_with_their_bytes_lane_and_age(clock: Clock)
     shown = board.state()["leases"]
     assert [(row["lane"], row["route"], row["bytes"], row["age"]) for row in shown] == [
         ("long", "/generate", 5 * GIB, 3.0),
-        ("short", "*", 1 * GIB, 0.0),
+        ("short", "unmatched", 1 * GIB, 0.0),
     ]
     one.release()
     two.release()

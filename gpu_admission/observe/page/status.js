@@ -225,10 +225,6 @@
     byId("chart").setAttribute("aria-label", `The last ${Math.round((rows.length * step) / 6) / 10} minutes: at most ${bytes(peak)} held and ${waits} waiting`);
   }
 
-  function route(row) {
-    return row.route === "*" ? "unmatched" : row.route;  // as the metrics call it
-  }
-
   function verdict(ratio) {
     if (ratio < 1) return "too low: it took more than it was charged";
     return ratio > 2 ? "more than double: room is wasted" : "enough";
@@ -252,7 +248,7 @@
       : state.running ? "" : "No lease is open.");
     table("leases", state.leases, [
       [(row) => row.lease], [sizes(state.leases, (row) => row.bytes), "number"], [(row) => seconds(row.age), "number"],
-      [(row) => row.lane, "clip"], [route, "clip"], [(row) => row.device, "clip"]]);
+      [(row) => row.lane, "clip"], [(row) => row.route, "clip"], [(row) => row.device, "clip"]]);
     byId("members-part").hidden = state.shared === null;
     text(byId("members-note"), state.away || "");
     table("members", state.members, [
@@ -265,7 +261,7 @@
     const needed = sizes(state.refusals, (row) => row.bytes);
     table("refusals", state.refusals, [
       [(row) => seconds(row.ago), "number"], [(row) => (row.shadow ? `would be ${row.reason}` : `${row.reason} (${row.status})`)],
-      [(row) => MEANINGS[row.reason] || ""], [(row) => row.lane, "clip"], [route, "clip"],
+      [(row) => MEANINGS[row.reason] || ""], [(row) => row.lane, "clip"], [(row) => row.route, "clip"],
       [(row) => (row.bytes ? needed(row) : "not known"), "number"]]);
     table("ceilings", state.devices, [
       [(row) => row.name, "clip"], [(row) => bytes(row.ceiling === null ? row.capacity : row.ceiling), "number"],
@@ -281,7 +277,7 @@
     text(byId("estimates-note"), ratio === null ? "Of no request is known what it took (lease.record_peak, Learned)."
       : `The median estimate is ${ratio.toFixed(2)} times what the request took.`);
     table("estimates", state.estimates.rows, [
-      [(row) => row.lease], [(row) => row.lane, "clip"], [route, "clip"], [(row) => bytes(row.estimate, Math.max(row.estimate, row.peak)), "number"],
+      [(row) => row.lease], [(row) => row.lane, "clip"], [(row) => row.route, "clip"], [(row) => bytes(row.estimate, Math.max(row.estimate, row.peak)), "number"],
       [(row) => bytes(row.peak, Math.max(row.estimate, row.peak)), "number"], [(row) => (row.estimate / row.peak).toFixed(2), "number"],
       [(row) => verdict(row.estimate / row.peak)]]);
   }
