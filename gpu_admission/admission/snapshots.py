@@ -79,17 +79,22 @@ def place_of(locked: Budget, ticket: Ticket) -> Place | None:
     """Where ``ticket`` is in the order of ``queue_of``; ``None``: it does not wait."""
     locked.catch_up()
     with locked as ledger:
-        if ticket.state is not WAITING:
-            return None
-        mine = (-ledger.lanes[ticket.lane].lane.priority, ticket.arrived)
-        ahead = [
-            other.bytes
-            for lane in ledger.lanes
-            for other in lane.tickets()
-            if other is not ticket and (-lane.lane.priority, other.arrived) <= mine
-        ]
-        needed = sum(ahead) + ticket.bytes - ledger.available
-        return Place(len(ahead) + 1, ledger.waiting, ledger.drain.seconds(max(needed, ticket.bytes)))
+        return place_in(ledger, ticket)
+
+
+def place_in(ledger: Ledger, ticket: Ticket) -> Place | None:
+    """The same for one who has the lock."""
+    if ticket.state is not WAITING:
+        return None
+    mine = (-ledger.lanes[ticket.lane].lane.priority, ticket.arrived)
+    ahead = [
+        other.bytes
+        for lane in ledger.lanes
+        for other in lane.tickets()
+        if other is not ticket and (-lane.lane.priority, other.arrived) <= mine
+    ]
+    needed = sum(ahead) + ticket.bytes - ledger.available
+    return Place(len(ahead) + 1, ledger.waiting, ledger.drain.seconds(max(needed, ticket.bytes)))
 
 
 def _lanes(ledger: Ledger) -> tuple[LaneSnapshot, ...]:

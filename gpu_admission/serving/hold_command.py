@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from gpu_admission.admission.snapshots import place_in
 from gpu_admission.budget.ticket import REFUSED, Ticket
 from gpu_admission.shared.command import NOT_NAMED, Onlooker, named_or_variable
 from gpu_admission.shared.ledger import SharedLedger
@@ -31,6 +32,8 @@ from gpu_admission.sizes import format_bytes, parse_bytes
 FAILED, CANNOT_RUN, NOT_FOUND = 125, 126, 127
 """The status that ``env`` and ``timeout`` use too: any other is the command's own."""
 _LOOK = 0.25
+_PATIENCE = 1.0
+"""Seconds of waiting after which it is said."""
 _PASSED_ON = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGWINCH")
 _ENDS = ("SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT")
 """Those of them that end the wait, where no command runs yet."""
@@ -143,7 +146,8 @@ def _wait(
     ledger: SharedLedger, ticket: Ticket, news: threading.Event, timeout: float, passing: Passing
 ) -> str | None:
     """``None`` once the bytes are held; otherwise why they are not."""
-    end = time.monotonic() + timeout
+    began = time.monotonic()
+    end, is_said = began + timeout, False
     while not ledger.may_start(ticket) or passing.ended_by:
         if passing.ended_by:
             name = signal.Signals(passing.ended_by).name
@@ -162,9 +166,26 @@ def _wait(
                 f"{format_bytes(ticket.bytes)} of the shared budget {ledger.log.where} were not free within "
                 f"--timeout={timeout:g} s; gpu-admission budget show says who holds them"
             )
+        if not is_said and time.monotonic() - began >= _PATIENCE:
+            is_said = True
+            print(f"gpu-admission hold: {waits(ledger, ticket)}", file=sys.stderr)
         news.wait(min(_LOOK, left))
         news.clear()
     return None
+
+
+def waits(ledger: SharedLedger, ticket: Ticket) -> str:
+    """What it waits for, and its place in line."""
+    with ledger.lock:
+        whole, where = ledger.ledger, ledger.log.where
+        if ledger.away is not None:
+            return f"{ledger.away}: waiting for it"
+        place = place_in(whole, ticket)
+        line = "" if place is None else f", number {place.number} of {place.of} in line"
+        return (
+            f"waiting for {format_bytes(ticket.bytes)} of the shared budget {where}: "
+            f"{format_bytes(whole.available)} of {format_bytes(whole.capacity)} are free{line}"
+        )
 
 
 def _run(command: Sequence[str], lifeline: int | None, passing: Passing) -> int:

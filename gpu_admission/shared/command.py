@@ -150,6 +150,8 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
     """0 when done; 1 when the budget can't be reached, or has no such member."""
     if arguments.shared is None:
         return _fail(NOT_NAMED)
+    if arguments.action == "evict" and _is_place(arguments.member) and not _is_place(arguments.shared):
+        return _fail("the member comes first: gpu-admission budget evict MEMBER SHARED")
     try:
         log = open_log(arguments.shared)
         if "://" not in arguments.shared and not os.path.exists(arguments.shared):
@@ -169,6 +171,10 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
         return _ACTIONS[arguments.action](onlooker, arguments)
     finally:
         log.stop()
+
+
+def _is_place(text: str) -> bool:
+    return "/" in text
 
 
 def _show(onlooker: Onlooker, show: Show, *, as_json: bool) -> None:
@@ -191,18 +197,14 @@ def _drain(onlooker: Onlooker, arguments: argparse.Namespace) -> int:
     print(
         f"{onlooker.log.where} admits again"
         if arguments.undo
-        else f"{onlooker.log.where} admits nothing any more, in any process; --undo lets it"
+        else f"{onlooker.log.where} admits nothing any more, in any process; --undo lets it admit again"
     )
     return 0
 
 
 def _evict(onlooker: Onlooker, arguments: argparse.Namespace) -> int:
-    living = onlooker.replica.members.living
-    if arguments.member not in living:
-        return _fail(
-            f"the shared budget {onlooker.log.where} has no member {arguments.member!r} that counts as "
-            f"alive; members are {', '.join(living) or 'none'}"
-        )
+    if arguments.member not in onlooker.replica.members.living:
+        return _fail(_no_member(onlooker, arguments.member))
     onlooker.say(Gone(arguments.member, certain=False))
     gone = _came(onlooker, lambda: arguments.member not in onlooker.replica.members.living)
     if not gone:
@@ -211,9 +213,24 @@ def _evict(onlooker: Onlooker, arguments: argparse.Namespace) -> int:
     rest = 0.0 if terms is None else terms.lease_ttl / 2
     print(
         f"{arguments.member} is out: its bytes go to others after {rest:g} s. If it still runs, it joins "
-        "again and claims what it works on: end the process to free that for good"
+        "again under a new name, is shown as alive, and claims what it works on: end the process to free "
+        "that for good"
     )
     return 0
+
+
+def _no_member(onlooker: Onlooker, asked: str) -> str:
+    """Why ``asked`` can't be evicted, and what to write in its place."""
+    members, where = onlooker.replica.members, onlooker.log.where
+    if asked in members.dead:
+        return f"{asked} was declared dead already: its bytes go to others within half a lease_ttl"
+    named = [f"{each.name} (pid {each.pid} on {each.host})" for each in members.living.values()]
+    of_pid = [each.name for each in members.living.values() if str(each.pid) == asked]
+    meant = f"{asked} is the pid of {' and '.join(of_pid)}: write that name" if of_pid else ""
+    return meant or (
+        f"the shared budget {where} has no member {asked!r} that counts as alive; members are "
+        f"{', '.join(named) or 'none'}"
+    )
 
 
 def _no_answer(onlooker: Onlooker) -> int:

@@ -15,9 +15,10 @@ import pytest
 
 from gpu_admission import cli
 from gpu_admission.budget.ticket import GRANTED, Ticket
-from gpu_admission.serving.hold_command import Passing
+from gpu_admission.serving.hold_command import Passing, waits
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.operations import Terms
 from gpu_admission.shared.process import leave_signals
 from tests.shared.redisserver import Server, needs_server
@@ -304,3 +305,29 @@ def test_options_may_stand_behind_the_budget(folder: Path, server: SharedLedger)
     assert hold(60, folder, "--timeout", "0", "--", "true") == 125
     server.release(everything)
     assert hold(60, folder, sys.executable, "-c", "raise SystemExit(7)") == 7
+
+
+def test_while_it_waits_it_says_for_what_and_its_place_in_line(
+    folder: Path, server: SharedLedger, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_admission.serving.hold_command._PATIENCE", 0.0)
+    held, ahead = Ticket(60), Ticket(50)
+    server.ask(held)
+    server.ask(ahead)
+    assert hold("--timeout", "0.3", 70, folder, "--", "true") == 125
+    said, gave_up = capsys.readouterr().err.splitlines()
+    assert said == (
+        f"gpu-admission hold: waiting for 70 B of the shared budget {folder}: 40 B of 100 B are free, "
+        "number 2 of 2 in line"
+    )
+    assert "--timeout=0.3" in gave_up
+    server.release(ahead)
+    server.release(held)
+
+
+def test_while_the_budget_is_away_it_says_that() -> None:
+    log = MemoryLog(MemoryHub())
+    shared = SharedLedger(log, Terms((100,)))
+    shared.start(pulse=False)
+    log.cut()
+    assert waits(shared, Ticket(1)) == "the memory log was cut off: waiting for it"

@@ -128,7 +128,7 @@ def test_drain_admits_nothing_until_it_is_undone(
     folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert budget("drain", folder) == 0
-    assert "admits nothing any more, in any process; --undo" in capsys.readouterr().out
+    assert "admits nothing any more, in any process; --undo lets it admit again" in capsys.readouterr().out
     shared.pulse()
     assert ask(shared, 1).state is REFUSED
     assert budget("show", folder) == 0
@@ -156,6 +156,29 @@ def test_evict_of_a_stranger_names_the_members(
 ) -> None:
     assert budget("evict", "nobody", folder) == 1
     assert "has no member 'nobody' that counts as alive; members are worker.1" in capsys.readouterr().err
+
+
+def test_evict_by_pid_tells_the_name(
+    folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert budget("evict", str(os.getpid()), folder) == 1
+    assert f"{os.getpid()} is the pid of worker.1: write that name" in capsys.readouterr().err
+    assert shared.replica.members.living
+
+
+def test_evict_with_its_arguments_the_other_way_round_says_so(
+    folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert budget("evict", folder, "worker.1") == 1
+    assert "the member comes first: gpu-admission budget evict MEMBER SHARED" in capsys.readouterr().err
+
+
+def test_evict_of_one_that_is_out_already_says_when_its_bytes_come(
+    folder: Path, shared: SharedLedger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert budget("evict", "worker.1", folder) == 0
+    assert budget("evict", "worker.1", folder) == 1
+    assert "worker.1 was declared dead already" in capsys.readouterr().err
 
 
 def test_a_budget_that_cannot_be_reached_is_said(capsys: pytest.CaptureFixture[str]) -> None:
