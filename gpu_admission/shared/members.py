@@ -144,10 +144,23 @@ class Members:
     def __init__(self) -> None:
         self.living: dict[str, Member] = {}
         self.dead: dict[str, Member] = {}
+        self.lost: dict[str, Member] = {}
+        """Those who did not leave by themselves, until that was told."""
 
     def __iter__(self) -> Iterator[Member]:
         yield from self.living.values()
         yield from self.dead.values()
+
+    def gone(self, name: str, said_by: Member) -> Member | None:
+        """The living ``name``, of whom ``said_by`` says that it is gone."""
+        member = self.living.get(name)
+        if member is not None and member is not said_by:
+            self.lost[name] = member
+        return member
+
+    def bury(self, member: Member) -> None:
+        """It counts as dead, and its bytes rest."""
+        self.dead[member.name] = self.lost[member.name] = member
 
     def held(self) -> list[Ticket]:
         """Every ticket that holds bytes, of the living and of the dead."""

@@ -19,6 +19,7 @@ from gpu_admission.shared import dump
 from gpu_admission.shared.deaths import Deaths
 from gpu_admission.shared.gossip import Gossip
 from gpu_admission.shared.lastword import LastWord
+from gpu_admission.shared.news import News
 from gpu_admission.shared.operations import (
     MOST_OPERATIONS,
     RULES,
@@ -92,6 +93,7 @@ class Membership:
         self._beaten = -math.inf
         self._force = InForce()
         self._deaths = Deaths(log)
+        self._news = News(log.where, self.outbox.process)
 
     # joining and leaving
 
@@ -351,6 +353,7 @@ class Membership:
 
     def _compare_terms(self) -> None:
         self._noted = self.replica.changes
+        self._news.tell(self.replica)
         terms, ledger = self.replica.terms, self.replica.ledger
         if terms is not None and ledger is not None:
             self._force.compare(self.log.where, self.terms, terms, ledger, has_joined=self._since > 0)

@@ -303,7 +303,7 @@ class Replica:
         member.until = at + self._ttl / 2
         # Copies: its process, if it lives, goes on with the objects that it has.
         member.tickets = {number: copy.copy(ticket) for number, ticket in member.tickets.items()}
-        self.members.dead[member.name] = member
+        self.members.bury(member)
         self.look_ahead()
         return changed
 
@@ -311,7 +311,7 @@ class Replica:
         return [changed for ticket in member.in_order() for changed in self._release(ticket, at)]
 
     def _gone(self, member: Member, said: Gone, at: float) -> Sequence[Ticket]:
-        gone = self.members.living.get(said.member)
+        gone = self.members.gone(said.member, member)
         return self._die(gone, at, certain=said.certain) if gone else _NOTHING
 
     def _ask(self, member: Member, said: Ask, at: float) -> Sequence[Ticket]:
@@ -383,8 +383,7 @@ class Replica:
         )
 
     def _resize(self, member: Member, said: Resize, at: float) -> Sequence[Ticket]:
-        assert self.ledger is not None
-        if len(said.capacities) != len(self.ledger.accounts):
+        if self.ledger is None or len(said.capacities) != len(self.ledger.accounts):
             return _NOTHING
         self.changes += 1
         self.since = {**self.since, "capacities": at}
@@ -392,6 +391,7 @@ class Replica:
 
     def _drain(self, member: Member, said: Drain, at: float) -> Sequence[Ticket]:
         assert self.ledger is not None
+        self.changes += 1
         return self.ledger.close(at) if said.closed else self.ledger.reopen(self._most_running(), at)
 
 

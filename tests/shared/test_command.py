@@ -18,6 +18,7 @@ from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.logfile import LogFile
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.operations import Terms
+from gpu_admission.shared.process import host_name
 from gpu_admission.types import MemberSnapshot
 
 
@@ -257,3 +258,70 @@ def test_show_says_who_has_died_before_any_process_has_noticed(
     dead.log._presence.abandon()  # type: ignore[attr-defined]
     assert budget("show", folder) == 0
     assert re.search(r"worker\.1 .* 3\.00 GiB .* dead$", capsys.readouterr().out.strip())
+
+
+# what the other processes log
+
+
+@pytest.fixture
+def other(folder: Path, shared: SharedLedger, caplog: pytest.LogCaptureFixture) -> Iterator[SharedLedger]:
+    """Another process of the budget, whose log alone is seen in what it reads."""
+    other = SharedLedger(FolderLog(folder), Terms((10 << 30,)), name="other")
+    other.start(pulse=False)
+    caplog.clear()
+    yield other
+    other.stop()
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    said = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return said
+
+
+def test_an_eviction_is_one_warning_in_the_others_with_pid_and_host(
+    folder: Path, other: SharedLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert budget("evict", "worker.1", folder) == 0
+    other.pulse()
+    (said,) = logged(caplog)
+    assert (
+        f"worker.1 (pid {os.getpid()} on {host_name()}, 0 leases) is out of the shared budget {folder}"
+        in said
+    )
+    assert "silent for longer than lease_ttl, or was evicted" in said
+    other.pulse()
+    assert not logged(caplog)
+
+
+def test_a_death_is_one_warning_in_the_others_and_leaving_is_none(
+    folder: Path, other: SharedLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    third, fourth = (
+        SharedLedger(FolderLog(folder), Terms((10 << 30,)), name=name) for name in ("third", "fourth")
+    )
+    third.start(pulse=False)
+    fourth.start(pulse=False)
+    ask(third, 1)
+    fourth.stop()
+    third.log._presence.abandon()  # type: ignore[attr-defined]
+    other.pulse()
+    (said,) = logged(caplog)
+    assert re.match(
+        r"third\.1 \(pid \d+ on .*, 1 leases\) is out .*: its process has ended without leaving", said
+    )
+
+
+def test_a_drain_is_one_warning_in_each_process_also_in_one_that_comes_later(
+    folder: Path, other: SharedLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert budget("drain", folder) == 0
+    other.pulse()
+    assert [f"the shared budget {folder} is drained" in said for said in logged(caplog)] == [True]
+    late = SharedLedger(FolderLog(folder), Terms((10 << 30,)), name="late")
+    late.start(pulse=False)
+    assert [f"the shared budget {folder} is drained" in said for said in logged(caplog)] == [True]
+    assert budget("drain", "--undo", folder) == 0
+    other.pulse()
+    assert logged(caplog) == [f"the shared budget {folder} admits again"]
+    late.stop()
