@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-import anyio.to_thread
-
 from gpu_admission.admission.block import LeaseContext
 from gpu_admission.admission.budgets import budget_of, usable
 from gpu_admission.admission.buffered import BufferedBytes
@@ -227,8 +225,6 @@ class Admission:
         """
         self.drain()
         self.startup.stop()
-        if self.kept is not None:
-            await anyio.to_thread.run_sync(self.kept.save)
         await self.events.flush()
         await self.locked.leave()
 

@@ -65,6 +65,10 @@ class Kept:
             self._saved_at = event.at
             threading.Thread(target=self.save, name="gpu-admission-state", daemon=True).start()
 
+    def flush(self) -> None:
+        """What is learned is kept at the server's shutdown, too."""
+        self.save()
+
     def save(self) -> None:
         """Write the file, and leave what others have learned in it.
 

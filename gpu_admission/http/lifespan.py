@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 
-import anyio.to_thread
-
 from gpu_admission.admission import Admission
 from gpu_admission.types import Message, Send
 
@@ -23,9 +21,8 @@ def started_with(admission: Admission, send: Send) -> Send:
     Under ``strict=True``, settings that can't be served stop the startup: the server is told why, and
     the app's own lifespan is ended by the same ``ValueError``, raised where it reported its startup.
     """
-    if not (admission.monitor.is_needed or admission.kept is not None or admission.events.flushing) and (
-        admission.locked.is_joined
-    ):
+    waits = admission.monitor.is_needed or not admission.locked.is_joined
+    if not waits and not admission.events.flushing:
         admission.startup.start()
         return send
     return _Starting(admission, send)
@@ -46,8 +43,6 @@ class _Starting:
             await self._begin()
         elif message["type"].startswith("lifespan.shutdown"):
             self._admission.startup.stop()
-            if self._admission.kept is not None:
-                await anyio.to_thread.run_sync(self._admission.kept.save)
             await self._admission.events.flush()
             await self._admission.locked.rest()
         await self._send(message)
