@@ -51,7 +51,7 @@ def size(tokens: int) -> int:
     return in_pool.estimate(Workload(prompt_tokens=tokens)).bytes
 
 
-admission = Admission.from_env(  # timeout, max_waiting and mode from GPU_ADMISSION_*
+admission = Admission.from_env(  # timeout, max_waiting, mode and shared from GPU_ADMISSION_*
     name="gate",
     capacity=size(int(POOL_TOKENS or 32768)),
     margin=0.05,
