@@ -19,7 +19,7 @@ from gpu_admission.settings import options as options_module
 from gpu_admission.sizes import MAX_BYTES, format_bytes, parse_bytes
 
 WRONG: dict[str, list[Any]] = {
-    "capacity": [0, -1, "20 apples", 1.5, True, "0%", "101%", "x%", []],
+    "capacity": [0, -1, "20 apples", 1.5, True, "85", "0%", "101%", "x%", []],
     "estimator": [None, 0, -1, "big", {}, {"/x": None}, 1.5, True, object, {"x": 1}],
     "timeout": [-1, "30", None, True, float("nan")],
     "max_bypass_wait": [-1, "1", None],

@@ -48,6 +48,8 @@ def _capacity(name: str, value: Any) -> int | str | None:
     size = parse_bytes(value, name="capacity")
     if not size:
         raise ValueError("capacity must be above 0 bytes: nothing could ever start")
+    if isinstance(value, str) and size <= 100:
+        raise ValueError(f"capacity={value!r} is {size} bytes: write '{size}%' or '{size}GiB'")
     return size
 
 
