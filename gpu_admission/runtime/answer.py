@@ -44,11 +44,10 @@ class Answer:
 
     async def come(self, seconds: float) -> bool | None:
         """The same in a task, whose loop runs on."""
-        if not self.is_given:
-            event = anyio.Event()
-            if self._is_to_call(partial(call_soon, running_loop(), event.set)):
-                with anyio.move_on_after(seconds):
-                    await event.wait()
+        event = anyio.Event()
+        if self._is_to_call(partial(call_soon, running_loop(), event.set)):
+            with anyio.move_on_after(seconds):
+                await event.wait()
         return self.says
 
     def _is_to_call(self, call: Callable[[], object]) -> bool:
