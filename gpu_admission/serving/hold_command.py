@@ -7,6 +7,7 @@ budget under the settings that are in force there, and changes none.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import signal
@@ -200,8 +201,15 @@ def _run(command: Sequence[str], lifeline: int | None, passing: Passing) -> int:
     except OSError as error:
         return _fail(str(error), CANNOT_RUN)
     passing.to(child)
-    status = child.wait()
+    status = _wait_for(child)
     return status if status >= 0 else 128 - status
+
+
+def _wait_for(child: subprocess.Popen[bytes]) -> int:
+    """Its status. It looks up now and then: a signal that another thread took does not end a wait."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return child.wait(_LOOK)
 
 
 def _dies_with_this(command: Sequence[str]) -> Sequence[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import socket
 import threading
 import time
@@ -39,11 +38,6 @@ def pid() -> int:
     return os.getpid()
 
 
-def leave_signals() -> None:
-    """Leave signals to the main thread: one that another thread takes does not end what that one waits in."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-
-
 class Pulse:
     """One thread that calls ``beat`` again and again: a blocked event loop must not look dead.
 
@@ -68,7 +62,6 @@ class Pulse:
             self._thread.join(seconds)
 
     def _run(self) -> None:
-        leave_signals()
         while not self._stopped:
             self._wait(self._beat_anyway())
 

@@ -23,7 +23,6 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from gpu_admission.shared.operations import Open, encode
-from gpu_admission.shared.process import leave_signals
 from gpu_admission.shared.protocol import Entry, Listener
 from gpu_admission.shared.redisaddress import RedisAddress
 from gpu_admission.shared.redisadvice import advice
@@ -150,7 +149,6 @@ class RedisLog:
     def _sessions(self) -> None:
         from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
-        leave_signals()
         pause = _FIRST_PAUSE
         while not self._stopped.is_set():
             try:

@@ -20,7 +20,6 @@ from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.operations import Terms
-from gpu_admission.shared.process import leave_signals
 from tests.shared.redisserver import Server, needs_server
 from tests.waiting import until
 
@@ -124,7 +123,6 @@ def test_an_interrupt_from_the_keyboard_is_not_passed_on(
     is_up, before = tmp_path / "up", signal.getsignal(signal.SIGTERM)
 
     def strike() -> None:
-        leave_signals()
         until(lambda: is_up.exists() and signal.getsignal(signal.SIGTERM) is not before)
         for number in (signal.SIGINT, signal.SIGTERM):
             os.kill(os.getpid(), number)
