@@ -106,15 +106,16 @@ class MemoryLog:
         if self.is_cut:
             self.unsent.append(data)
             return
+        self._reopen_if_lost()
         with self.hub.lock:
-            self._reopen_if_lost()
             self.hub.add(data)
-            if self.hub.instant:
-                self.deliver()
+        if self.hub.instant:
+            self.deliver()
 
     def _reopen_if_lost(self) -> None:
         if self.lineage != self.hub.lineage:
-            self.hub.open(self.hub.settle, "the log was lost")
+            with self.hub.lock:
+                self.hub.open(self.hub.settle, "the log was lost")
             self._read_anew()
 
     def _read_anew(self) -> None:
@@ -123,32 +124,34 @@ class MemoryLog:
         self.listener.came_back()
 
     def catch_up(self) -> bool:
-        with self.hub.lock:
-            if not self.hub.instant or self.is_cut:
-                return False
-            self._reopen_if_lost()
-            self.deliver()
-            return True
+        if not self.hub.instant or self.is_cut:
+            return False
+        self._reopen_if_lost()
+        self.deliver()
+        return True
 
     def deliver(self, most: int = 1 << 62) -> int:
         """Report up to ``most`` entries that are there; returns how many."""
+        if self.place < self.hub.first:
+            self._read_anew()
         with self.hub.lock:
-            if self.place < self.hub.first:
-                self._read_anew()
             start = self.place - self.hub.first
             entries = self.hub.entries[start : start + most]
             self.place += len(entries)
-            if entries:
-                self.listener.received(entries)
-            if len(self.hub.entries) >= self.hub.long and self.place == self.hub.end:
-                self._compact()
-            return len(entries)
+        if entries:  # without the hub's lock: the listener takes its own, which one that appends has already
+            self.listener.received(entries)
+        if len(self.hub.entries) >= self.hub.long:
+            self._compact()
+        return len(entries)
 
     def _compact(self) -> None:
-        self.hub.snapshot = self.listener.snapshot()
-        last = self.hub.entries[-1]
-        self.hub.first, self.hub.entries = self.hub.end, []
-        self.hub.entries.append(Entry(last.at, b""))  # keeps the clock from going back
+        snapshot = self.listener.snapshot()
+        with self.hub.lock:
+            if self.place == self.hub.end:
+                self.hub.snapshot = snapshot
+                last = self.hub.entries[-1]
+                self.hub.first, self.hub.entries = self.hub.end, []
+                self.hub.entries.append(Entry(last.at, b""))  # keeps the clock from going back
 
     def cut(self) -> None:
         self.is_cut = True
@@ -160,9 +163,8 @@ class MemoryLog:
         if self.process not in self.hub.logs:
             self._start()
             return
-        with self.hub.lock:
-            self._reopen_if_lost()
-            self.deliver()
+        self._reopen_if_lost()
+        self.deliver()
         self.listener.came_back()
 
     def wake(self, processes: Collection[str]) -> None:
