@@ -41,6 +41,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _START_WITHIN = 5.0
 _UNSEEN = 32
 _ENTRY_BYTES = 64
+_chance = random.Random()
+"""Its own: a thread must not draw from the sequence that the program may have seeded."""
 _ENTRY, _OPENING, _PROBE = b"d", b"o", b"p"
 
 
@@ -167,7 +169,7 @@ class RedisLog:
                 self._place = None
                 pause = _LONGEST_PAUSE
                 self._went_away(error)
-            self._stopped.wait(pause * random.uniform(0.5, 1.0))
+            self._stopped.wait(pause * _chance.uniform(0.5, 1.0))
         self._tried.set()
 
     def _went_away(self, error: Exception) -> None:
