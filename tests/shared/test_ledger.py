@@ -438,6 +438,20 @@ def test_a_newcomer_starts_from_the_snapshot() -> None:
     assert (waiting.state, behind.state) == (GRANTED, GRANTED)
 
 
+def test_a_snapshot_that_others_have_overtaken_replaces_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(2, long=1 << 62)
+    member, real = world[0].shared._member, world[0].shared._member.snapshot
+
+    def overtaken() -> bytes:
+        world.hub.add(b"")
+        return real()
+
+    monkeypatch.setattr(member, "snapshot", overtaken)
+    world.hub.long = 1
+    world[0].ask(1)
+    assert world.hub.snapshot is None
+
+
 def test_a_process_that_fell_behind_a_snapshot_goes_on_with_its_own_tickets() -> None:
     world = World(2, long=5)
     mine, waiting = world[1].ask(70), world[1].ask(60)

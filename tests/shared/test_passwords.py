@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gpu_admission import Admission
 from gpu_admission.cli import main
 from gpu_admission.shared.opening import open_log
-from gpu_admission.shared.redisaddress import parse
+from gpu_admission.shared.redisaddress import parse, shown
 
 MARK = "kq9Zx"
 """Stands before and after what is odd in a password, so that a part of it is seen too."""
@@ -129,3 +129,7 @@ def test_a_path_that_is_no_address_is_still_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="shared='dev/shm/gpu0' must be an absolute path"):
         open_log("dev/shm/gpu0")
     assert open_log(tmp_path / "@gpu:0").where == str(tmp_path / "@gpu:0")
+
+
+def test_of_what_is_no_address_nothing_is_shown() -> None:
+    assert shown("1 //gpu:s3cr3t@host") == "***"
