@@ -33,7 +33,7 @@ _NETWORK = {
     "glusterfs",
 }
 _LONG = 1 << 19
-"""Bytes of entries in one file: about 8,000, which a newcomer reads in 20 ms."""
+"""Bytes of entries in one file: about 8,000, which a newcomer reads in less than 100 ms on a slow machine."""
 _LOOK = 1.0
 _PAGE = bytes(4096)
 """An entry that says nothing, and needs room that the file does not have yet."""
