@@ -7,8 +7,8 @@ business.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -138,6 +138,18 @@ class Member:
         return place if place < lanes else 0
 
 
+class Resized(NamedTuple):
+    """``by`` set the capacities of all devices, in bytes."""
+
+    by: Member
+    before: Sequence[int]
+    now: Sequence[int]
+
+    @property
+    def is_new(self) -> bool:
+        return [*self.before] != [*self.now]
+
+
 class Members:
     """The living, and the dead whose bytes still rest."""
 
@@ -146,6 +158,8 @@ class Members:
         self.dead: dict[str, Member] = {}
         self.lost: dict[str, Member] = {}
         """Those who did not leave by themselves, until that was told."""
+        self.resized: Resized | None = None
+        """Who has set capacities for all, until that was told."""
 
     def __iter__(self) -> Iterator[Member]:
         yield from self.living.values()
@@ -157,6 +171,13 @@ class Members:
         if member is not None and member is not said_by:
             self.lost[name] = member
         return member
+
+    def news(self) -> tuple[Sequence[Member], Resized | None]:
+        """Who was lost, and who has resized the budget, each told once."""
+        told = list(self.lost.values()), self.resized
+        self.lost.clear()
+        self.resized = None
+        return told
 
     def bury(self, member: Member) -> None:
         """It counts as dead, and its bytes rest."""

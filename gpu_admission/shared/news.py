@@ -1,4 +1,4 @@
-"""What others did to a shared budget, told once in this process's log: who is out of it, and a drain.
+"""What others did to a shared budget, told once in this process's log: who is out, new capacities, a drain.
 
 Owns the words, and that nothing is told twice. What it means for the budget is the replica's business.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 
-from gpu_admission.shared.members import Member
+from gpu_admission.shared.members import Member, Resized
 from gpu_admission.shared.process import process_of
 from gpu_admission.shared.replica import Replica
+from gpu_admission.shared.terms import format_each
 
 logger = logging.getLogger("gpu_admission")
 
@@ -25,17 +26,20 @@ class News:
 
     def tell(self, replica: Replica) -> None:
         """Log what is new. Of what was in the log when this process began to read, only a drain is."""
-        lost = list(replica.members.lost.values())
-        replica.members.lost.clear()
+        lost, resized = replica.members.news()
         if replica is self._read:
-            for member in lost:
-                if process_of(member.name) != self._process:
-                    self._tell_lost(member)
+            for member in filter(self._is_another, lost):
+                self._tell_lost(member)
+            if resized is not None and resized.is_new and self._is_another(resized.by):
+                self._tell_resized(resized)
         self._read = replica
         is_closed = replica.ledger is not None and replica.ledger.closed
         if is_closed != self._was_closed:
             self._was_closed = is_closed
             self._tell_drain(is_closed)
+
+    def _is_another(self, member: Member) -> bool:
+        return process_of(member.name) != self._process
 
     def _tell_lost(self, member: Member) -> None:
         why = "its process has ended without leaving; its bytes are free"
@@ -52,6 +56,17 @@ class News:
             len(member.tickets),
             self._where,
             why,
+        )
+
+    def _tell_resized(self, resized: Resized) -> None:
+        logger.warning(
+            "%s (pid %d on %s) has resized the shared budget %s for all: capacity=%s now, %s before",
+            resized.by.name,
+            resized.by.pid,
+            resized.by.host,
+            self._where,
+            format_each(resized.now),
+            format_each(resized.before),
         )
 
     def _tell_drain(self, is_closed: bool) -> None:

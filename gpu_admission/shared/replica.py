@@ -23,7 +23,7 @@ from typing import Any
 
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, REFUSED, Ticket
-from gpu_admission.shared.members import Allowed, Member, Members
+from gpu_admission.shared.members import Allowed, Member, Members, Resized
 from gpu_admission.shared.operations import (
     NAME,
     RULES,
@@ -385,8 +385,8 @@ class Replica:
     def _resize(self, member: Member, said: Resize, at: float) -> Sequence[Ticket]:
         if self.ledger is None or len(said.capacities) != len(self.ledger.accounts):
             return _NOTHING
-        self.changes += 1
-        self.since = {**self.since, "capacities": at}
+        self.changes, self.since = self.changes + 1, {**self.since, "capacities": at}
+        self.members.resized = Resized(member, [a.capacity for a in self.ledger.accounts], said.capacities)
         return self.ledger.resize(said.capacities, at)
 
     def _drain(self, member: Member, said: Drain, at: float) -> Sequence[Ticket]:

@@ -176,4 +176,9 @@ def _said(name: str, terms: Terms) -> str:
 
 def _value(name: str, terms: Terms) -> str:
     value: Any = getattr(terms, name)
-    return " + ".join(map(format_bytes, value)) if name == "capacities" else repr(value)
+    return format_each(value) if name == "capacities" else repr(value)
+
+
+def format_each(capacities: Sequence[int]) -> str:
+    """For people; those of several devices one by one."""
+    return " + ".join(map(format_bytes, capacities))

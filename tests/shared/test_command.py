@@ -325,3 +325,21 @@ def test_a_drain_is_one_warning_in_each_process_also_in_one_that_comes_later(
     other.pulse()
     assert logged(caplog) == [f"the shared budget {folder} admits again"]
     late.stop()
+
+
+def test_a_resize_is_one_warning_in_the_others_if_it_changes_anything(
+    folder: Path, shared: SharedLedger, other: SharedLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    shared.resize([6 << 30])
+    other.pulse()
+    assert logged(caplog) == [
+        f"worker.1 (pid {os.getpid()} on {host_name()}) has resized the shared budget {folder} for all: "
+        "capacity=6.00 GiB now, 10.00 GiB before"
+    ]
+    shared.resize([6 << 30])
+    other.pulse()
+    assert not logged(caplog)
+    late = SharedLedger(FolderLog(folder), Terms((6 << 30,)), name="late")
+    late.start(pulse=False)
+    assert not [said for said in logged(caplog) if "resized" in said], "only what happens while it takes part"
+    late.stop()
