@@ -70,7 +70,7 @@ class Refusals:
             if self._locked.is_closed:
                 return self.draining()
             if self._locked.away:
-                return self.unreachable()
+                return self.unreachable(ticket.bytes)
             if closed is not None:
                 return self.closed(closed)
             if ticket.bytes > ledger.largest(ticket.lane):
@@ -87,15 +87,26 @@ class Refusals:
             return Unavailable("draining", f"the shared budget {where} was drained, for all processes")
         return Unavailable("draining", "the server is shutting down: drain() was called")
 
-    def unreachable(self) -> Rejected:
-        """The budget that several processes share did not answer."""
+    def unreachable(self, needed: int | None = None) -> Rejected:
+        """The budget that several processes share did not answer a request of ``needed`` bytes."""
         share = self._settings.shared_fallback
         why = self._locked.away or f"the shared budget {self._locked.where} did not answer"
         return Unavailable(
             "budget_unreachable",
             f"{why}; shared= says where it lies, and shared_fallback={share:g} what this process grants "
-            "by itself meanwhile",
+            f"by itself meanwhile{self._too_small(share, needed)}",
         )
+
+    def _too_small(self, share: float, needed: int | None) -> str:
+        """Why nothing of ``needed`` bytes could ever be granted by a ``share`` of one's own; else empty."""
+        if not share or needed is None:
+            return ""
+        if self._locked.is_cut_off:
+            return ": nothing, since it was never reached"
+        largest = max(self._locked.ledger.shares(share))
+        if needed <= largest:
+            return ""
+        return f": {format_bytes(largest)} of a device, and this needs {format_bytes(needed)}"
 
     def settling(self, seconds: float) -> Rejected:
         """The budget that several processes share has just begun anew: nothing starts for ``seconds``."""

@@ -138,7 +138,7 @@ class Waiting:
         if state is REFUSED or self._locked.is_closed:
             rejected = self._why_not(ticket)
         elif state is not WAITING or self._locked.away:
-            rejected = self._refusals.unreachable()
+            rejected = self._refusals.unreachable(ticket.bytes)
         elif (settles := self._locked.settles) is not None:
             rejected = self._refusals.settling(settles)
         else:

@@ -243,6 +243,10 @@ class Ledger:
         """Bytes of the largest request that can ever start in ``lane``."""
         return self.lanes[lane].largest
 
+    def shares(self, share: float) -> list[int]:
+        """That ``share`` of what each device may hold now, in whole bytes."""
+        return [int(share * account.limit) for account in self.accounts]
+
     def is_full(self, lane: int) -> bool:
         """Whether a newcomer to ``lane`` is refused, whatever size it asks for."""
         state = self.lanes[lane]

@@ -7,6 +7,7 @@ decided. Owns when each is allowed. All other grants come from the replica.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from gpu_admission.budget.ticket import GRANTED, Ticket
@@ -14,6 +15,9 @@ from gpu_admission.runtime.loop import call_within, loop_here, running_asyncio
 from gpu_admission.shared.membership import Membership
 from gpu_admission.shared.operations import flow_key
 from gpu_admission.shared.untold import MOMENT
+from gpu_admission.sizes import format_bytes
+
+logger = logging.getLogger("gpu_admission")
 
 
 class OwnGrants:
@@ -22,31 +26,49 @@ class OwnGrants:
     def __init__(self, member: Membership, fallback: float) -> None:
         self._member = member
         self._fallback = fallback
+        self._is_told = False
         self._tells_in: Any = None
         """The loop that will call ``tell``."""
 
     def while_away(self, ticket: Ticket) -> bool:
         """From this process's own share, to be declared later; whether there was room."""
         member, ledger = self._member, self._member.replica.ledger
-        if ledger is None or not self._fallback:
+        if ledger is None or ledger.closed or not self._fallback:
             return False
-        taken = sum(alone.bytes for alone in member.own.alone.values())
-        if taken + ticket.bytes > self._fallback * ledger.accounts[0].limit:
+        shares = ledger.shares(self._fallback)
+        if ticket.bytes > max(shares):
+            self._tell_too_small(ticket.bytes, max(shares))
+        for alone in member.own.alone.values():
+            shares[alone.device] -= alone.bytes
+        device = ledger.placement(ticket.bytes, shares, ticket.number)
+        if device is None:
             return False
-        self._start(ticket)
+        self._start(ticket, device)
         member.own.alone[ticket.number] = ticket
         return True
+
+    def _tell_too_small(self, needed: int, largest: int) -> None:
+        if not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "the shared budget %s is away, and a request of %s waits for it: shared_fallback=%g lets "
+                "this process grant at most %s of a device by itself. Raise it to let such requests start",
+                self._member.log.where,
+                format_bytes(needed),
+                self._fallback,
+                format_bytes(largest),
+            )
 
     def force(self, ticket: Ticket) -> None:
         """Grant it whether it fits or not."""
         ticket.number = self._member.own.next_number()
         if ticket.flow is not None:
             ticket.flow = flow_key(ticket.flow)
-        self._start(ticket)
+        self._start(ticket, 0)
         self._member.adopt((ticket,))
 
-    def _start(self, ticket: Ticket) -> None:
-        ticket.state, ticket.device, ticket.started = GRANTED, 0, True
+    def _start(self, ticket: Ticket, device: int) -> None:
+        ticket.state, ticket.device, ticket.started = GRANTED, device, True
         ticket.arrived = ticket.granted_at = self._member.now()
         self._member.own.add(ticket)
 

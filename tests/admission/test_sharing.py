@@ -282,6 +282,20 @@ async def test_a_share_is_granted_by_oneself_while_the_budget_is_away() -> None:
         assert admission.snapshot().in_use == 0
 
 
+async def test_a_refusal_says_why_the_share_of_ones_own_does_not_help() -> None:
+    log, unheard = MemoryLog(hub()), MemoryLog(hub())
+    unheard.is_cut = True
+    async with Pair(on(log, shared_fallback=0.25), on(unheard, shared_fallback=0.25)) as (admission, never):
+        log.cut()
+        with pytest.raises(Unavailable, match=r"meanwhile: 25 B of a device, and this needs 40 B$"):
+            await admission.entrance.acquire(Estimate(40), timeout=0)
+        with pytest.raises(Unavailable, match=r"meanwhile: nothing, since it was never reached$"):
+            await never.entrance.acquire(Estimate(20), timeout=0)
+        async with admission.lease(20):
+            with pytest.raises(Unavailable, match=r"meanwhile$"):
+                await admission.entrance.acquire(Estimate(20), timeout=0)
+
+
 async def test_a_timeout_of_0_still_lets_the_budget_answer() -> None:
     place = hub(instant=False)
     log = MemoryLog(place)

@@ -262,6 +262,49 @@ def test_a_share_may_be_granted_alone_while_the_log_is_away() -> None:
     assert world[0].held == lonely.held == 40
 
 
+def test_a_share_of_each_device_may_be_granted_alone() -> None:
+    two = Terms((100, 60), lease_ttl=10.0)
+    world = World(1, two)
+    lonely = Process(world.hub, world.clock, "p9", two, fallback=0.25)
+    lonely.log.cut()
+    tickets = [lonely.ask(size) for size in (20, 15, 5, 5)]
+    assert [(ticket.state, ticket.device) for ticket in tickets[:3]] == [
+        (GRANTED, 0),
+        (GRANTED, 1),
+        (GRANTED, 0),
+    ]
+    assert tickets[3].state is NEW
+    lonely.log.mend()
+    world.catch_up()
+    assert [account.in_use for account in world[0].shared.ledger.accounts] == [30, 15]
+
+
+def test_a_share_that_is_smaller_than_a_request_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(1)
+    lonely = Process(world.hub, world.clock, "p9", fallback=0.25)
+    lonely.log.cut()
+    caplog.clear()
+    held = lonely.ask(20)
+    assert lonely.ask(20).state is NEW
+    assert not caplog.messages, "it fits once the first has ended"
+    lonely.shared.release(held)
+    lonely.ask(40)
+    lonely.ask(50)
+    (said,) = caplog.messages
+    assert (
+        "the shared budget memory is away, and a request of 40 B waits for it: shared_fallback=0.25" in said
+    )
+    assert "at most 25 B of a device" in said
+
+
+def test_nothing_is_granted_alone_of_a_budget_that_is_drained() -> None:
+    world = World(1)
+    lonely = Process(world.hub, world.clock, "p9", fallback=0.25)
+    lonely.shared.drain()
+    lonely.log.cut()
+    assert lonely.ask(20).state is NEW
+
+
 def test_a_grant_taken_alone_that_has_ended_is_never_declared() -> None:
     world = World()
     lonely = Process(world.hub, world.clock, "p9", fallback=0.25)
