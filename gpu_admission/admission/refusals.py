@@ -187,10 +187,15 @@ class Refusals:
         )
 
     def no_room(self, needed: int) -> Rejected:
+        detail = f"growing to {format_bytes(needed)} does not fit now, and growing never waits"
+        return self._nothing_now() or _lacks(detail, needed)
+
+    def _nothing_now(self) -> Rejected | None:
+        """Why nothing can be had, whatever is free: a shared budget is away, or begins anew."""
         if self._locked.away:
             return self.unreachable()
-        detail = f"growing to {format_bytes(needed)} does not fit now, and growing never waits"
-        return _lacks(detail, needed)
+        settles = self._locked.settles
+        return None if settles is None else self.settling(settles)
 
     def no_more(self, size: int, missing: int, least: int, lane: int) -> Rejected:
         """Work of ``size`` bytes lacks ``missing`` now, ``least`` at any time, and may not wait for them."""
@@ -201,7 +206,7 @@ class Refusals:
                 return self.too_large(least, lane)
         more = format_bytes(missing)
         detail = f"its batch needs {more} more than its request holds, and they are not free now"
-        return _lacks(detail, missing)
+        return self._nothing_now() or _lacks(detail, missing)
 
     def complete(
         self,

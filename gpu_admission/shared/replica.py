@@ -342,8 +342,8 @@ class Replica:
         ticket = member.tickets.get(said.number)
         if ticket is None or ticket.state is not GRANTED:
             return _NOTHING
-        grows = said.size > ticket.bytes
-        if said.must_fit and grows and not self.ledger.can_grow(ticket, said.size):
+        grows = said.must_fit and said.size > ticket.bytes
+        if grows and (self.settles is not None or not self.ledger.can_grow(ticket, said.size)):
             return _NOTHING
         return self.ledger.change(ticket, said.size, at)
 

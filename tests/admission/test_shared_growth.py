@@ -18,6 +18,7 @@ from gpu_admission.runtime.answer import Answer
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.process import boot_seconds
 from gpu_admission.testing import Call, StreamedCost, settle, until, working
+from gpu_admission.types import Estimate
 
 pytestmark = pytest.mark.anyio
 
@@ -160,6 +161,28 @@ async def test_a_budget_that_goes_away_meanwhile_is_unreachable_at_once() -> Non
         assert late.refused.reason == "budget_unreachable"
         budget.log.mend()
         assert budget.held == budget.lease.bytes == 10
+
+
+@pytest.mark.parametrize("taken", [0, 50], ids=["fits in what is known", "does not fit"])
+async def test_while_the_budget_begins_anew_growth_is_refused_as_a_new_request_is(taken: int) -> None:
+    async with server(taken) as budget:
+        budget.hub.instant = True
+        budget.hub.lose()
+        for each in (budget.admission, budget.other, budget.admission):
+            each.locked.catch_up()
+        with pytest.raises(Unavailable, match="begins anew and grants nothing for another") as asked:
+            await budget.admission.entrance.acquire(Estimate(60), timeout=0)
+        with pytest.raises(Unavailable, match="begins anew and grants nothing for another") as grown:
+            async with budget.admission.lease(60):
+                pass
+        with pytest.raises(Unavailable, match="begins anew"):
+            budget.lease.resize(60)
+        assert (grown.value.reason, grown.value.retry_after) == (
+            "budget_unreachable",
+            asked.value.retry_after,
+        )
+        assert "begins anew" in budget.admission.entrance.no_more(60, 50, 0, 0).detail
+        assert budget.other.in_use == budget.taken + 10
 
 
 async def test_what_piles_up_is_bounded_for_growth_too(monkeypatch: pytest.MonkeyPatch) -> None:
