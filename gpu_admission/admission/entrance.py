@@ -110,8 +110,9 @@ class Entrance:
             return self._refusals.draining
         if self._monitor.closed is not None:
             return partial(self._refusals.closed, self._monitor.closed)
-        if ledger.waiting and len(self._lane_names) == 1 and ledger.is_full(0):
-            return partial(self._refusals.queue_full, 0)
+        if ledger.waiting and len(self._lane_names) == 1:
+            lane = ledger.lane_called(self._lane_names[0])
+            return partial(self._refusals.queue_full, lane) if ledger.is_full(lane) else None
         return None
 
     async def closed(self) -> None:

@@ -202,8 +202,9 @@ class Refusals:
         with self._locked as ledger:
             if size > max(account.capacity for account in ledger.accounts):
                 return self.too_large(size, None)
-            if least > ledger.largest(lane):
-                return self.too_large(least, lane)
+            in_force = ledger.lane_called(self._settings.lanes[lane].name)
+            if least > ledger.largest(in_force):
+                return self.too_large(least, in_force)
         more = format_bytes(missing)
         detail = f"its batch needs {more} more than its request holds, and they are not free now"
         return self._nothing_now() or _lacks(detail, missing)

@@ -247,6 +247,10 @@ class Ledger:
         """That ``share`` of what each device may hold now, in whole bytes."""
         return [int(share * account.limit) for account in self.accounts]
 
+    def lane_called(self, name: str) -> int:
+        """The index of the lane of this name; the first where there is none."""
+        return next((at for at, state in enumerate(self.lanes) if state.lane.name == name), 0)
+
     def is_full(self, lane: int) -> bool:
         """Whether a newcomer to ``lane`` is refused, whatever size it asks for."""
         state = self.lanes[lane]

@@ -42,6 +42,8 @@ class Ticket(msgspec.Struct, eq=False):
     """The process that asked, where several share a ledger."""
     number: int = 0
     """Tells it from all others of its owner."""
+    own_lane: int = -1
+    """Its lane as its owner counts them, whose lanes need not be those in force; -1: not asked for yet."""
     waited_before: float = 0.0
     """Seconds that its request had waited before it asked: they count towards its longest wait."""
     started: bool = False

@@ -35,7 +35,7 @@ from gpu_admission.shared.process import Pulse, boot_seconds, new_name
 from gpu_admission.shared.protocol import Log
 from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.resizing import Resizing
-from gpu_admission.shared.terms import ledger_of
+from gpu_admission.shared.terms import find_lane, ledger_of
 from gpu_admission.shared.views import view_members
 from gpu_admission.types import MemberSnapshot
 
@@ -189,6 +189,8 @@ class SharedLedger:
             if self.away is not None and self._alone.while_away(ticket):
                 return
             self._own.add(ticket)
+            if ticket.lane:
+                find_lane(ticket, self.terms, self.replica.ledger)
             try:
                 self._member.ask(ticket)
             except BaseException:

@@ -154,7 +154,8 @@ class Membership:
 
     def _held(self, ticket: Ticket) -> Held:
         age = max(0.0, self.now() - ticket.granted_at)
-        return Held(ticket.number, self.own.size_of(ticket), ticket.device, ticket.lane, ticket.flow, age)
+        size = self.own.size_of(ticket)
+        return Held(ticket.number, size, ticket.device, ticket.own_lane, ticket.flow, age)
 
     # the log reports
 
@@ -285,7 +286,7 @@ class Membership:
         """Say that ``ticket`` is wanted, and what has ended before."""
         untold = self.untold
         if ticket.flow is None and len(untold) <= 1 and self.is_in:
-            self._send(self.outbox.say_short(untold.pop(), ticket.number, ticket.bytes, ticket.lane))
+            self._send(self.outbox.say_short(untold.pop(), ticket.number, ticket.bytes, ticket.own_lane))
         else:
             self.append(ask_for(ticket), asks=(ticket.number,))
 
@@ -394,4 +395,4 @@ class Membership:
 
 def ask_for(ticket: Ticket) -> Ask:
     ticket.state = NEW
-    return Ask(ticket.number, ticket.bytes, ticket.lane, ticket.flow)
+    return Ask(ticket.number, ticket.bytes, ticket.own_lane, ticket.flow)

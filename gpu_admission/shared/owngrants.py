@@ -14,6 +14,7 @@ from gpu_admission.budget.ticket import GRANTED, Ticket
 from gpu_admission.runtime.loop import call_within, loop_here, running_asyncio
 from gpu_admission.shared.membership import Membership
 from gpu_admission.shared.operations import flow_key
+from gpu_admission.shared.terms import find_lane
 from gpu_admission.shared.untold import MOMENT
 from gpu_admission.sizes import format_bytes
 
@@ -71,6 +72,7 @@ class OwnGrants:
         ticket.state, ticket.device, ticket.started = GRANTED, device, True
         ticket.arrived = ticket.granted_at = self._member.now()
         self._member.own.add(ticket)
+        find_lane(ticket, self._member.terms, self._member.replica.ledger)
 
     # what has just ended
 

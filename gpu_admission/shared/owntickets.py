@@ -33,6 +33,9 @@ class OwnTickets:
         return self._number
 
     def add(self, ticket: Ticket) -> None:
+        """Know ``ticket`` from now on. When it is asked for first, its lane is one of this process's own."""
+        if ticket.own_lane < 0:
+            ticket.own_lane = ticket.lane
         self._tickets[ticket.number] = ticket
 
     def remove(self, ticket: Ticket) -> bool:

@@ -90,8 +90,13 @@ def take_terms(
 
 def _places(ledger: Ledger, new: Ledger) -> list[int]:
     """For each lane of ``ledger`` its place in ``new``, by name; the first where there is none."""
-    names = [state.lane.name for state in new.lanes]
-    return [names.index(s.lane.name) if s.lane.name in names else 0 for s in ledger.lanes]
+    return [new.lane_called(state.lane.name) for state in ledger.lanes]
+
+
+def find_lane(ticket: Ticket, mine: Terms, ledger: Ledger | None) -> None:
+    """Have ``ticket.lane`` be one of ``ledger``'s, before the log has said which it is."""
+    if ledger is not None:
+        ticket.lane = ledger.lane_called(mine.lanes[ticket.own_lane].name)
 
 
 def _carry_over(ledger: Ledger, new: Ledger, now: float, *, keeps: bool) -> None:

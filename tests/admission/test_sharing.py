@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -476,6 +477,26 @@ async def test_lanes_that_only_another_process_has_do_no_harm(place: str) -> Non
     async with Pair(first, second), first.lease(10) as lease:
         assert lease.lane == "short"
         first.snapshot()
+
+
+async def test_a_full_line_of_another_lane_refuses_nobody(place: str) -> None:
+    first = on(place, lanes=[Lane("short")])
+    second = on(place, lanes=[Lane("long", max_waiting=1), Lane("short")])
+    async with Pair(first, second), anyio.create_task_group() as group:
+        await second.entrance.acquire(Estimate(100))
+        group.start_soon(partial(second.entrance.acquire, Estimate(10)))
+        await until_waiting(first, 1)
+        first.entrance.check_open()
+        group.cancel_scope.cancel()
+
+
+async def test_what_a_batch_lacks_is_told_by_the_lane_in_force(place: str) -> None:
+    first = on(place, lanes=[Lane("a"), Lane("b")])
+    second = on(place, lanes=[Lane("only", limit=0.5)])
+    async with Pair(first, second):
+        await until_async(lambda: first.locked.lane_names == ("only",))
+        refused = first.entrance.no_more(90, 80, 80, 1)
+        assert (refused.reason, refused.capacity) == ("too_large", 50)
 
 
 def test_two_budgets_for_one_device_that_are_not_shared_are_warned_of(

@@ -427,6 +427,46 @@ def test_new_lanes_keep_what_is_held_and_who_waits() -> None:
     assert world[1].ask(5, 1).lane == 0
 
 
+def two_orders_of_lanes() -> World:
+    """The lanes of the second process, the newest, have another order than those of the first."""
+    world = World(1, Terms((100,), (Lane("a"), Lane("b")), lease_ttl=10.0))
+    world.clock.now += 1
+    newest = Terms((100,), (Lane("b"), Lane("c"), Lane("a")), lease_ttl=10.0)
+    world.processes.append(Process(world.hub, world.clock, "p1", newest))
+    world.catch_up()
+    return world
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_one_that_joins_again_keeps_its_lanes_whatever_their_order_in_force(lost: bool) -> None:
+    world = two_orders_of_lanes()
+    world[0].ask(80, 1).started = True
+    world[0].ask(60, 0)
+    if lost:
+        world.hub.lose()
+    world.pass_time(30.0 if lost else 16.0, None if lost else [world[1]])
+    world[0].shared.pulse()
+    world.catch_up()
+    lanes = {lane.lane.name: (lane.in_use, lane.waiting) for lane in world[1].shared.ledger.lanes}
+    assert lanes == {"a": (0, 1), "b": (80, 0), "c": (0, 0)}
+
+
+def test_a_ticket_is_in_one_of_the_lanes_in_force_before_the_log_has_said_in_which() -> None:
+    world = World(1)
+    owner = Process(world.hub, world.clock, "p7", Terms((100,), (Lane("b"), Lane("c"), Lane("a"))))
+    world.clock.now += 1
+    Process(world.hub, world.clock, "p8", Terms((100,), (Lane("a"),)))
+    owner.log.catch_up()
+    owner.log.cut()
+    asked, forced = owner.ask(5, 2), Ticket(5, 1)
+    owner.shared.force(forced)
+    assert (asked.state, asked.lane, forced.lane) == (NEW, 0, 0)
+    owner.shared.force(asked)  # what is only watched is asked for first
+    owner.log.mend()
+    owner.shared.pulse()
+    assert [held.lane for held in (asked, forced)] == [0, 0]
+
+
 def test_settings_under_which_one_that_waits_can_never_fit_refuse_it() -> None:
     world = World(1)
     world[0].ask(80)
