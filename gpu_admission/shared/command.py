@@ -94,7 +94,7 @@ class Onlooker:
         with self._lock:
             ledger, settles = self.replica.ledger, self.replica.settles
             if ledger is None:
-                return "no process has used this budget yet"
+                return "no process has taken part since this budget began"
             wait = 0.0 if settles is None else settles - self.now()
             state = ", drained" if ledger.closed else f", starts nothing for {wait:.0f} s" if wait > 0 else ""
             return (
@@ -156,8 +156,9 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
         log = open_log(arguments.shared)
         if "://" not in arguments.shared and not os.path.exists(arguments.shared):
             return _fail(f"there is no folder {log.where}: write it as the processes do in shared=")
-        if isinstance(log, (FolderLog, RedisLog)) and not log.is_used():
-            return _fail(f"no process has used the budget {log.where} yet: write it as they do in shared=")
+        nothing = _nothing_there(log)
+        if nothing is not None:
+            return _fail(nothing)
         onlooker = Onlooker(log)
         log.start(new_name(), onlooker)
     except (ValueError, ImportError) as error:
@@ -171,6 +172,22 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
         return _ACTIONS[arguments.action](onlooker, arguments)
     finally:
         log.stop()
+
+
+def _nothing_there(log: Log) -> str | None:
+    """Why there is nothing to look at, where that is so: to start the log would begin the budget, or begin it
+    anew.
+    """
+    missing = log.missing() if isinstance(log, RedisLog) else ()
+    if len(missing) == 1:
+        return (
+            f"the key {missing[0]} of the budget {log.where} is gone from its server: processes that take "
+            "part go on until one of them finds that, or another joins; then the budget begins anew, and "
+            "starts nothing for lease_ttl"
+        )
+    if missing or (isinstance(log, FolderLog) and not log.is_used()):
+        return f"no process has used the budget {log.where} yet: write it as they do in shared="
+    return None
 
 
 def _is_place(text: str) -> bool:

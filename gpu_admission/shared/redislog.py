@@ -87,15 +87,17 @@ class RedisLog:
 
     # from any thread
 
-    def is_used(self) -> bool:
-        """Whether any process has used it; makes nothing. A server that does not say is left to ``start``."""
+    def missing(self) -> Sequence[str]:
+        """Which keys of a budget in use are not there; makes none. A server that does not say is left to
+        ``start``.
+        """
         from redis.exceptions import RedisError
 
         try:
             with self._address.client() as client:
-                return bool(client.exists(self._run))
+                return [key for key in (self._run, self._stream) if not client.exists(key)]
         except (RedisError, OSError):
-            return True
+            return ()
 
     def start(self, process: str, listener: Listener) -> None:
         self._listener, self._place = listener, None

@@ -50,7 +50,7 @@ def ask(shared: SharedLedger, size: int) -> Ticket:
 def test_a_log_that_does_not_see_deaths_knows_none_that_are_gone() -> None:
     onlooker = Onlooker(MemoryLog(MemoryHub(knows_deaths=False)))
     assert onlooker.gone() == set()
-    assert onlooker.summary() == "no process has used this budget yet"
+    assert onlooker.summary() == "no process has taken part since this budget began"
 
 
 def test_show_says_who_holds_what(

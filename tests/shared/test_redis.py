@@ -624,7 +624,27 @@ def test_an_operators_typo_makes_no_budget(
 
 
 def test_a_server_that_does_not_answer_may_have_been_used() -> None:
-    assert RedisLog(parse("redis://127.0.0.1:1/0?name=gpu0")).is_used()
+    assert not RedisLog(parse("redis://127.0.0.1:1/0?name=gpu0")).missing()
+
+
+@pytest.mark.parametrize("action", [("show",), ("drain",), ("evict", "worker.1")])
+def test_a_budget_that_has_lost_a_key_is_not_said_to_be_unused_nor_begun_anew(
+    server: Server,
+    join: Callable[..., SharedLedger],
+    action: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shared = join(settle=0.0)
+    ask(shared, 30, GRANTED)
+    server.do("DEL", "gpu_admission:{gpu0}:run")
+    assert cli.main(["budget", *action, server.address]) == 1
+    said = capsys.readouterr().err
+    assert "the key gpu_admission:{gpu0}:run of the budget" in said
+    assert "then the budget begins anew, and starts nothing for lease_ttl" in said
+    assert ask(shared, 30, GRANTED), "whoever takes part goes on"
+    join()
+    until(lambda: shared.replica.settles is not None)
+    assert cli.main(["budget", "show", server.address]) == 0
 
 
 def shift(server: Server, seconds: int) -> None:
