@@ -2,6 +2,7 @@
 
 Clients ask again as soon as they are answered, and each request takes real memory while it
 runs: the kernel kills the process if it was let in wrongly. Prints what happened as JSON.
+Nothing is told of how long things took: how soon clients ask again depends on the machine.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,18 @@ import anyio.abc
 
 from gpu_admission import GPUAdmission
 from gpu_admission.devices import HostMemory
-from gpu_admission.types import Event, Receive, Scope, Send
+from gpu_admission.types import DeviceReading, Event, Receive, Scope, Send
 from tests.cases.harness import Call, answer, read_body
+from tests.waiting import until_async
 
 REQUEST = 48 * 2**20
 HOLD = 0.15
 HOG = 400 * 2**20
 HOG_CODE = f"import sys; held = bytearray(b'x') * {HOG}; print('ready', flush=True); sys.stdin.read()"
+CROWD = 18
+"""Clients that, beside the few that never stop, ask for more than there is even without a hog."""
+LONGEST = 120.0
+"""Seconds for any one thing to happen at all; what is promised is counted, in looks."""
 
 
 async def work(scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,21 +43,36 @@ async def work(scope: Scope, receive: Receive, send: Send) -> None:
     await answer(send, b"done")
 
 
+class Watched(HostMemory):
+    """Host memory that notes what requests might hold as each look at it began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.service: Service | None = None
+        self.allowed: list[int] = []
+
+    def read(self) -> DeviceReading:
+        if self.service is not None:
+            self.allowed.append(self.service.allowed)
+        return super().read()
+
+
 class Service:
     """The app, its clients, and what they were answered."""
 
     def __init__(self) -> None:
-        self.changed = anyio.Event()
+        self.device = Watched()
         self.app = GPUAdmission(
-            work, devices=[HostMemory()], estimator=REQUEST, timeout=60, observers=[self.observe]
+            work, devices=[self.device], estimator=REQUEST, timeout=300, observers=[self.observe]
         )
         self.admission = self.app.admission
+        self.device.service = self
+        self.most_running = 0
         self.served = 0
         self.failed: list[str] = []
 
     def observe(self, event: Event) -> None:
-        changed, self.changed = self.changed, anyio.Event()
-        changed.set()
+        self.most_running = max(self.most_running, self.running)
 
     async def client(self, *, task_status: anyio.abc.TaskStatus[anyio.CancelScope]) -> None:
         """Asks again and again; when it is to stop, its last request is served to the end."""
@@ -75,21 +95,26 @@ class Service:
     def running(self) -> int:
         return self.admission.snapshot().running
 
-    async def most_running(self, seconds: float) -> int:
-        """Most requests that ran at once, while ``seconds`` passed."""
-        most, until = 0, time.monotonic() + seconds
-        while time.monotonic() < until:
-            most = max(most, self.running)
-            await anyio.sleep(0.02)
-        return most
+    @property
+    def allowed(self) -> int:
+        """Requests that there is room for, by what the guards say now."""
+        device = self.admission.snapshot().devices[0]
+        return (device.capacity if device.ceiling is None else device.ceiling) // REQUEST
 
-    async def until(self, holds: Callable[[int], bool]) -> float:
-        """Seconds until ``holds(requests that run at once)``."""
-        begin = time.monotonic()
-        with anyio.fail_after(20):
-            while not holds(self.running):
-                await self.changed.wait()
-        return time.monotonic() - begin
+    async def look(self, times: int) -> None:
+        """Until the device was looked at ``times`` times more, and the guards were asked each time."""
+        seen = len(self.device.allowed)
+        await until_async(lambda: len(self.device.allowed) > seen + times, LONGEST)
+
+    async def fill(self) -> None:
+        """Until a request has to wait: then all run that there is room for."""
+        await until_async(lambda: self.admission.waiting, LONGEST)
+
+    async def recovery(self, requests: int) -> int:
+        """Looks from now on until there is room for ``requests`` again."""
+        seen = len(self.device.allowed)
+        await until_async(lambda: max(self.device.allowed[seen:], default=0) >= requests, LONGEST)
+        return len(list(takewhile(lambda allowed: allowed < requests, self.device.allowed[seen:])))
 
 
 def start_hog() -> subprocess.Popen[bytes]:
@@ -99,41 +124,36 @@ def start_hog() -> subprocess.Popen[bytes]:
     return hog
 
 
-def looks(service: Service) -> float:
-    """Number of the last reading; readings come half a second apart."""
-    reading = service.admission.snapshot().devices[0].reading
-    return 0.0 if reading is None else reading.taken_at
-
-
 async def scene(service: Service, group: anyio.abc.TaskGroup) -> dict[str, Any]:
     few = [await group.start(service.client) for _ in range(2)]
-    crowd = [await group.start(service.client) for _ in range(14)]
-    alone = await service.most_running(2)
+    crowd = [await group.start(service.client) for _ in range(CROWD)]
+    await service.fill()
+    alone = service.running
     for asking in crowd:
         asking.cancel()
-    await service.until(lambda running: running <= len(few))
+    await until_async(lambda: service.running <= len(few), LONGEST)
     hog = await anyio.to_thread.run_sync(start_hog)
-    await anyio.sleep(1.5)
+    await service.look(2)
     reason = service.admission.snapshot().devices[0].reason
-    crowd = [await group.start(service.client) for _ in range(14)]
-    with_hog = await service.most_running(3)
-    waiting = service.admission.waiting
+    service.most_running = 0
+    crowd = [await group.start(service.client) for _ in range(CROWD)]
+    await service.fill()
+    await service.look(4)
+    with_hog, waiting = service.most_running, service.admission.waiting
     await anyio.to_thread.run_sync(hog.communicate)
-    seen = looks(service)
-    recovery = await service.until(lambda running: running >= alone)
-    told = {
+    looks = await service.recovery(alone)
+    await until_async(lambda: service.running >= alone, LONGEST)
+    for asking in (*few, *crowd):
+        asking.cancel()
+    return {
         "alone": alone,
         "with_hog": with_hog,
         "waiting": waiting,
         "reason": reason,
         "hog": hog.returncode,
-        "recovery_seconds": round(recovery, 2),
-        "looks": round((looks(service) - seen) / 0.5),
-        "after": await service.most_running(1),
+        "looks": looks,
+        "after": service.most_running,
     }
-    for asking in (*few, *crowd):
-        asking.cancel()
-    return told
 
 
 async def main() -> None:

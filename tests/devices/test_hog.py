@@ -26,7 +26,7 @@ def told_by(module: str, group: Path) -> dict[str, Any]:
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, f"killed for memory? {done.stderr}"
     told: dict[str, Any] = json.loads(done.stdout)
