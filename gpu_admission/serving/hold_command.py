@@ -22,7 +22,7 @@ import msgspec
 
 from gpu_admission.admission.snapshots import place_in
 from gpu_admission.budget.ticket import REFUSED, Ticket
-from gpu_admission.shared.command import NOT_NAMED, Onlooker, named_or_variable
+from gpu_admission.shared.command import NOT_NAMED, Onlooker, named_or_variable, nothing_there
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import TERMS, Terms
@@ -128,18 +128,28 @@ def hold(
 
 def _terms_in_force(shared: str, capacity: int | None) -> Terms:
     """The terms of the budget's processes; else terms of ``capacity``. ``ValueError`` if there is neither."""
-    onlooker = Onlooker(open_log(shared))
-    onlooker.log.start(new_name(), onlooker)
+    log = open_log(shared)
+    nothing = nothing_there(log)
+    if nothing is not None and capacity is None:
+        raise ValueError(f"{nothing}; or give --capacity to begin it")
+    onlooker = Onlooker(log)
+    log.start(new_name(), onlooker)
     try:
-        onlooker.log.catch_up()
+        log.catch_up()
         terms, ledger = onlooker.replica.terms, onlooker.replica.ledger
     finally:
-        onlooker.log.stop()
+        log.stop()
     if terms is not None and ledger is not None:
         return msgspec.structs.replace(in_force(terms, ledger), defaults=TERMS)
     if capacity is None:
-        why = onlooker.away or f"no process has used the budget {onlooker.log.where} yet: give --capacity"
-        raise ValueError(why)
+        raise ValueError(onlooker.away or f"no process has used the budget {log.where} yet: give --capacity")
+    if onlooker.away is not None:
+        return Terms((capacity,), defaults=TERMS)  # whatever others have given there is in force
+    print(
+        f"gpu-admission hold: a new budget of {format_bytes(capacity)} begins at {log.where}, which no other "
+        "process uses",
+        file=sys.stderr,
+    )
     return Terms((capacity,), defaults=tuple(name for name in TERMS if name != "capacities"))
 
 

@@ -154,9 +154,7 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
         return _fail("the member comes first: gpu-admission budget evict MEMBER SHARED")
     try:
         log = open_log(arguments.shared)
-        if "://" not in arguments.shared and not os.path.exists(arguments.shared):
-            return _fail(f"there is no folder {log.where}: write it as the processes do in shared=")
-        nothing = _nothing_there(log)
+        nothing = nothing_there(log)
         if nothing is not None:
             return _fail(nothing)
         onlooker = Onlooker(log)
@@ -174,7 +172,7 @@ def run(arguments: argparse.Namespace, show: Show) -> int:
         log.stop()
 
 
-def _nothing_there(log: Log) -> str | None:
+def nothing_there(log: Log) -> str | None:
     """Why there is nothing to look at, where that is so: to start the log would begin the budget, or begin it
     anew.
     """
@@ -185,8 +183,10 @@ def _nothing_there(log: Log) -> str | None:
             "part go on until one of them finds that, or another joins; then the budget begins anew, and "
             "starts nothing for lease_ttl"
         )
-    if missing or (isinstance(log, FolderLog) and not log.is_used()):
-        return f"no process has used the budget {log.where} yet: write it as they do in shared="
+    no_folder = isinstance(log, FolderLog) and not os.path.exists(log.where)
+    if no_folder or missing or (isinstance(log, FolderLog) and not log.is_used()):
+        why = " (there is no folder of that name)" if no_folder else ""
+        return f"no process has used the budget {log.where} yet{why}: write it as they do in shared="
     return None
 
 

@@ -15,13 +15,14 @@ import pytest
 
 from gpu_admission import cli
 from gpu_admission.budget.ticket import GRANTED, Ticket
-from gpu_admission.serving.hold_command import Passing, waits
+from gpu_admission.serving.hold_command import Passing, _terms_in_force, waits
+from gpu_admission.shared.command import Onlooker
 from gpu_admission.shared.folder import FolderLog
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.operations import Terms
 from tests.shared.redisserver import Server, needs_server
-from tests.waiting import until
+from tests.waiting import free_port, until
 
 
 @pytest.fixture
@@ -230,7 +231,29 @@ def test_it_gives_up_at_its_timeout(
 def test_a_budget_that_is_new_needs_a_capacity(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert hold(1, folder, "--", "true") == 125
     assert "give --capacity" in capsys.readouterr().err
+    assert not folder.exists(), "a name that was mistyped leaves nothing behind"
     assert hold("--capacity", "100", 1, folder, "--", sys.executable, "-c", "") == 0
+    begun = f"gpu-admission hold: a new budget of 100 B begins at {folder}, which no other process uses\n"
+    assert capsys.readouterr().err == begun
+    assert hold("--capacity", "100", 1, folder, "--", sys.executable, "-c", "") == 0
+    assert not capsys.readouterr().err
+
+
+def test_a_folder_in_which_no_process_has_taken_part_needs_a_capacity_too(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = FolderLog(folder)
+    log.start("onlooker", Onlooker(log))
+    log.stop()
+    assert hold(1, folder, "--", "true") == 125
+    assert "give --capacity" in capsys.readouterr().err
+
+
+def test_the_capacity_for_a_new_budget_is_none_that_overrules_one_that_can_not_be_reached(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _terms_in_force(f"redis://127.0.0.1:{free_port()}/0?name=gpu0", 100).given() == []
+    assert not capsys.readouterr().err
 
 
 SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
