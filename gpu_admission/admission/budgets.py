@@ -49,7 +49,14 @@ def _shared(
 
     placement = next(name for name, policy in POLICIES.items() if policy is settings.placement)
     said = Terms(placement=placement, **terms, defaults=_defaults(given))
-    return Sharing(settings.shared, said, woken, fallback=settings.shared_fallback, use=use)
+    return Sharing(
+        settings.shared,
+        said,
+        woken,
+        fallback=settings.shared_fallback,
+        use=use,
+        devices=settings.devices,
+    )
 
 
 def _defaults(given: Collection[str]) -> tuple[str, ...]:

@@ -150,8 +150,11 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def device(self) -> str:
-        """Name of the device that the bytes are on."""
-        return self.issuer.device_names[self.ticket.device]
+        """Name of the device that the bytes are on; ``"device 1"`` where only others of a shared budget
+        know more of them.
+        """
+        names, index = self.issuer.device_names, self.ticket.device
+        return names[index] if index < len(names) else f"device {index}"
 
     @property
     def device_index(self) -> int:
@@ -166,7 +169,8 @@ class Lease(msgspec.Struct, eq=False, weakref=True):
         from gpu_admission.devices import on_device
 
         devices = self.issuer.devices
-        return on_device(devices[self.ticket.device]) if devices else nullcontext()
+        index = self.ticket.device
+        return on_device(devices[index]) if index < len(devices) else nullcontext()
 
     @property
     def lane(self) -> str:

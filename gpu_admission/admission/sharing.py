@@ -7,6 +7,7 @@ that it starts. How processes agree is ``gpu_admission.shared``'s business.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from gpu_admission.shared.members import Allowed
 from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import Terms, Why
 from gpu_admission.shared.protocol import LogAway
-from gpu_admission.types import MemberSnapshot
+from gpu_admission.types import Device, MemberSnapshot
 
 logger = logging.getLogger("gpu_admission")
 
@@ -51,9 +52,12 @@ class Sharing:
         *,
         fallback: float,
         use: Callable[[], tuple[Sequence[int], Sequence[int]]],
+        devices: Sequence[Device] = (),
     ) -> None:
         log = open_log(shared, lease_ttl=terms.lease_ttl)
-        self._shared = SharedLedger(log, terms, woken=woken, use=use, fallback=fallback)
+        self._shared = SharedLedger(
+            log, terms, woken=woken, use=use, fallback=fallback, devices=partial(_keys, devices)
+        )
         self._woken = woken
         self._closed = False
         self._joining = threading.Lock()
@@ -239,6 +243,11 @@ class Sharing:
     def refuse_all(self) -> None:
         """Those who wait in this process."""
         self._shared.refuse_all()
+
+
+def _keys(devices: Sequence[Device]) -> list[str]:
+    """What tells ``devices`` apart, and says nothing else of them. May ask a driver."""
+    return [hashlib.blake2b(device.key.encode(), digest_size=12).hexdigest() for device in devices]
 
 
 def _why(verdict: Verdict) -> Why:

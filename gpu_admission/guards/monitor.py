@@ -208,8 +208,11 @@ class Monitor:
         """Pass on to the guards of device ``index`` how work on it ended.
 
         They hear of out-of-memory and of a fault at once, and of everything while the device is being
-        tried out; of the rest with the next reading.
+        tried out; of the rest with the next reading. A device that only others of a shared budget know has
+        no guards here.
         """
+        if index >= len(self._watched):
+            return
         if not self.is_watching:
             if kind not in _URGENT or self.readings is None:
                 return

@@ -57,6 +57,7 @@ class SharedLedger:
 
     ``use()`` returns, for each device, the bytes that this process holds besides its leases, and
     those that its leases really take.
+    ``devices()``: a key for each of those that this process names, in its order, asked for at ``start``.
     ``fallback``: the share of a device that this process may grant by itself while the log is
     away. While the log is away nothing here raises, except ``start`` and, when very much has
     piled up, what would add to it: ``LogAway``.
@@ -69,13 +70,14 @@ class SharedLedger:
         *,
         woken: Callable[[Sequence[Ticket]], object] = lambda tickets: None,
         use: Callable[[], Use] = lambda: ((), ()),
+        devices: Callable[[], Sequence[str]] = tuple,
         fallback: float = 0.0,
         clock: Callable[[], float] = boot_seconds,
         name: str | None = None,
     ) -> None:
         self.log = log
         self._member = member = Membership(
-            log, terms, woken=woken, use=use, clock=clock, name=name or new_name()
+            log, terms, woken=woken, use=use, clock=clock, name=name or new_name(), devices=devices
         )
         self._turn = member.turn
         self._own = member.own
@@ -87,7 +89,7 @@ class SharedLedger:
         self._pulse: Pulse | None = None
 
     def start(self, *, pulse: bool = True) -> None:
-        """Join, also after ``stop``. Raises ``ValueError`` for a place that can't be used.
+        """Join, also after ``stop``. Raises ``ValueError`` for a place that can't be used, or not as it is.
 
         One that can't be reached is no error: see ``away``. ``pulse=False``: no thread is
         started, and ``pulse`` must be called instead.

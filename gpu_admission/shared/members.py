@@ -43,6 +43,7 @@ class MemberDump(msgspec.Struct, array_like=True, frozen=True):
     allowed: dict[int, Allowed]
     terms: Terms | None
     until: float | None
+    devices: tuple[str, ...] = ()
 
 
 class Member:
@@ -50,6 +51,7 @@ class Member:
 
     __slots__ = (
         "allowed",
+        "devices",
         "host",
         "joined",
         "lanes",
@@ -77,6 +79,8 @@ class Member:
         self.taken: tuple[int, ...] = ()
         """What its leases really take on each device, where that is measured."""
         self.allowed: dict[int, Allowed] = {}
+        self.devices: tuple[str, ...] = ()
+        """A key for each of the devices that it names."""
         self.terms: Terms | None = None
         """The settings that it came with; others may be in force."""
         self.lanes: tuple[int, ...] | None = None
@@ -97,13 +101,14 @@ class Member:
             self.allowed,
             self.terms,
             self.until,
+            self.devices,
         )
 
     @classmethod
     def load(cls, said: MemberDump) -> Member:
         member = cls(said.name, said.pid, said.host, said.joined)
         member.last, member.serial, member.resident = said.last, said.serial, said.resident
-        member.taken = said.taken
+        member.taken, member.devices = said.taken, said.devices
         member.allowed, member.terms, member.until = dict(said.allowed), said.terms, said.until
         return member
 

@@ -17,12 +17,12 @@ import msgspec
 from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared import dump
 from gpu_admission.shared.deaths import Deaths
+from gpu_admission.shared.entry import why_not
 from gpu_admission.shared.gossip import Gossip
 from gpu_admission.shared.lastword import LastWord
 from gpu_admission.shared.news import News
 from gpu_admission.shared.operations import (
     MOST_OPERATIONS,
-    RULES,
     Adopt,
     Allow,
     Ask,
@@ -63,6 +63,7 @@ class Membership:
         use: Callable[[], Use],
         clock: Callable[[], float],
         name: str,
+        devices: Callable[[], Sequence[str]],
     ) -> None:
         self.log = log
         self.terms = terms
@@ -85,6 +86,7 @@ class Membership:
         self.untold = Untold()
         self._noted = -1
         self._woken = woken
+        self._devices, self._named = devices, tuple[str, ...]()
         self._clock = clock
         self._is_reading = True
         self._epoch = 0
@@ -100,17 +102,16 @@ class Membership:
     def begin(self) -> None:
         self.outbox.member, self.is_in, self.has_left = "", False, False
         self.log.start(self.outbox.process, self)
-        if self.replica.other_rules is not None:
+        self._named = tuple(self._devices())
+        with self.turn.lock:
+            dead = self._deaths.certain(self._others()) if self.log.knows_deaths else []
+            said = why_not(self.replica, self.log.where, self.terms, self._named, dead)
+        if said is not None:
             self.log.stop()
-            other = self.replica.other_rules
-            raise ValueError(
-                f"the shared budget {self.log.where} follows version {other} of the rules, "
-                f"this process {RULES}: stop the others first, or give this one a budget of another name"
-            )
+            raise ValueError(said)
         with self.turn:
-            if self.log.knows_deaths:
-                for gone in self._deaths.certain(self._others()):
-                    self.log.append(encode("", 0, gone))
+            for gone in dead:
+                self.log.append(encode("", 0, gone))
             self._enter()
 
     def leave(self) -> None:
@@ -128,7 +129,8 @@ class Membership:
         self.own.alone.clear()
         self.untold.clear()
         holds = tuple(map(self._held, self.own.running))
-        join = Join(pid(), host_name(), again(self.terms, self._force.terms), self._since, former, holds)
+        terms = again(self.terms, self._force.terms)
+        join = Join(pid(), host_name(), terms, self._since, former, holds, self._named)
         self._epoch = self.replica.epoch
         self.append(join)
         for allow in self.allowed.values():

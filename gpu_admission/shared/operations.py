@@ -102,7 +102,7 @@ class Join(msgspec.Struct, array_like=True, frozen=True, tag=5):
     """A process takes part, on ``terms``: of each of them, the newest that was given is in force for all.
 
     ``since``: when it first said so, by the log's time (0: now). ``former``: the membership
-    that it had before and that it claims back.
+    that it had before and that it claims back. ``devices``: a key for each of those that it names.
     """
 
     pid: _Natural
@@ -111,6 +111,7 @@ class Join(msgspec.Struct, array_like=True, frozen=True, tag=5):
     since: float = 0.0
     former: _Name = ""
     holds: Annotated[tuple[Held, ...], msgspec.Meta(max_length=10_000)] = ()
+    devices: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
 
 
 class Why(msgspec.Struct, array_like=True, frozen=True):

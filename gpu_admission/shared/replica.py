@@ -242,7 +242,7 @@ class Replica:
         if said.former in self.members.living:
             changed += self._die(self.members.living[said.former], at, certain=False)
         member = self.members.living[name] = Member(name, said.pid, said.host, at)
-        member.serial, member.terms = 1, said.terms
+        member.serial, member.terms, member.devices = 1, said.terms, said.devices
         changed += self._agree(said.terms, said.since or at, at)
         former = self.members.dead.pop(said.former, None)
         for held in said.holds:

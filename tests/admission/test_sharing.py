@@ -514,6 +514,48 @@ def test_two_budgets_for_one_device_that_are_not_shared_are_warned_of(
     assert {first.largest, second.largest, third.largest, fourth.largest} == {100}
 
 
+# which devices they count
+
+CARDS = [FakeDevice(100, name="one"), FakeDevice(100, name="two")]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "mine", "sentence"),
+    [
+        ({"devices": CARDS}, {"devices": CARDS[:1]}, "2 devices, and by this process with 1"),
+        ({"devices": CARDS[:1]}, {"devices": CARDS}, "1 device, and by this process with 2"),
+        ({"devices": CARDS}, {}, "2 devices, and by this process with 1"),
+        ({"devices": CARDS}, {"devices": CARDS[::-1]}, "the same devices in another order"),
+    ],
+)
+async def test_one_that_counts_other_devices_is_refused_at_its_start(
+    theirs: dict[str, Any], mine: dict[str, Any], sentence: str, place: str
+) -> None:
+    """It would be granted bytes of a device that it does not have, or of another than it uses."""
+    first, second, after = on(place, **theirs), on(place, **mine), on(place, **mine)
+    await first.startup.begin()
+    with pytest.raises(ValueError, match=rf"{place}.*{sentence}.*devices=.*stop the others"):
+        await second.startup.begin()
+    assert first.snapshot().capacity == 100 * len(theirs["devices"])
+    await first.aclose()
+    async with after.lease(10):
+        pass
+    await after.aclose()
+
+
+async def test_one_that_names_no_devices_uses_any_of_those_that_others_count(place: str) -> None:
+    first, guest = on(place, devices=CARDS), on(place, capacity=None)
+    async with Pair(guest, first):  # as the first of all, it has measured a device of its own
+        await until_async(lambda: guest.snapshot().capacity == 200)
+        leases = [await guest.entrance.acquire(Estimate(60)) for _ in range(2)]
+        assert [lease.device_index for lease in leases] == [0, 1]
+        assert leases[1].device == "device 1"
+        for lease in leases:
+            with lease.on_device():
+                guest.monitor.ended(lease.device_index, "oom", 60, "OutOfMemoryError", 1.0)
+            lease.release()
+
+
 # one device, measured by all
 
 
