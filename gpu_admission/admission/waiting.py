@@ -82,9 +82,9 @@ class Waiting:
         ``Rejected`` if it was refused or has waited as long as it may, ``ClientLeft`` after ``gone``
         has returned.
         """
-        if ticket.state is REFUSED:
-            raise self._why_not(ticket)
         try:
+            if ticket.state is REFUSED:
+                raise self._why_not(ticket)
             longest, setting = self.patience(lane, timeout, deadline)
             starts = await self._line_up(ticket, longest, setting, gone)
         except BaseException:

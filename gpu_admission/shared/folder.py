@@ -238,6 +238,11 @@ def prepare_folder(folder: Path) -> bool:
     except FileExistsError:
         is_new = False
     said = folder.lstat()
+    if stat.S_ISLNK(said.st_mode):
+        raise ValueError(
+            f"shared={str(folder)!r} is a symbolic link, which others could point elsewhere: write the folder "
+            f"that it leads to, {os.path.realpath(folder)}, in all processes"
+        )
     if not stat.S_ISDIR(said.st_mode):
         raise ValueError(f"shared={str(folder)!r} is no folder: name one, or a path where it can be made")
     if said.st_uid != os.geteuid() or said.st_mode & 0o077:

@@ -203,6 +203,8 @@ class SharedLedger:
                 changed.clear()  # the caller sees for itself
             if ticket.state is GRANTED:
                 ticket.started = start and self._member.is_in and self._member.is_fresh
+            elif ticket.state is REFUSED:
+                self._own.remove(ticket)  # its caller need not release it, and it must not be asked for again
             elif ticket.state is NEW and came_back is not None and self.away is None:
                 self._own.when_back(number, partial(came_back, ticket))
             elif ticket.state is WAITING:

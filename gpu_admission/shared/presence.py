@@ -46,7 +46,7 @@ class Presence:
         before = self._directory
         self._directory = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         _close(before)
-        if self._lock < 0 or os.fstat(self._lock).st_nlink == 0:
+        if not self._has_lock():
             before, self._lock = self._lock, self._take_lock()
             _close(before)
         self._listen()
@@ -78,7 +78,16 @@ class Presence:
     @property
     def is_gone(self) -> bool:
         """Whether a file of it was removed: others can't see it any more, or can't wake it."""
-        return os.fstat(self._lock).st_nlink == 0 or not self._socket_path(self._process).exists()
+        return not self._has_lock() or not self._socket_path(self._process).exists()
+
+    def _has_lock(self) -> bool:
+        """Whether the file that it has locked is the one that others look at: its folder may have been moved."""
+        try:
+            return self._lock >= 0 and os.path.samestat(
+                os.fstat(self._lock), os.lstat(self._lock_path(self._process))
+            )
+        except OSError:
+            return False
 
     def join(self) -> None:
         """Let others see that this process uses the log that is there now."""

@@ -13,11 +13,12 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from gpu_admission import Admission, Lane, QueueFull, QueueTimeout, TooLarge, Unavailable
+from gpu_admission import Admission, Lane, QueueFull, QueueTimeout, Rejected, TooLarge, Unavailable
 from gpu_admission.admission.startline import start_line
 from gpu_admission.errors import ClientLeft
 from gpu_admission.guards.health import readiness
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
+from gpu_admission.shared.operations import Gone, encode
 from gpu_admission.shared.process import boot_seconds
 from gpu_admission.testing import FakeDevice, settle
 from gpu_admission.types import Estimate, Event
@@ -324,6 +325,43 @@ async def test_one_that_is_cancelled_before_its_grant_came_back_holds_nothing() 
         log.deliver()
         log.deliver()
         assert admission.snapshot().in_use == 0
+
+
+# what was refused is over
+
+
+async def test_what_was_refused_at_once_is_never_asked_for_again(place: str) -> None:
+    first, second = pair(place, max_waiting=0)
+    async with Pair(first, second):
+        lease = await first.entrance.acquire(Estimate(100))
+        for size in (10, 101):
+            with pytest.raises(Rejected):
+                await second.entrance.acquire(Estimate(size))
+        await drop(second)
+        lease.release()
+        await until_async(lambda: second.snapshot().in_use == 0)
+        ours: Any = second.locked
+        await until_async(lambda: ours._shared.is_in)
+        assert (second.snapshot().waiting, len(ours._shared.own)) == (0, 0)
+
+
+async def drop(admission: Admission) -> None:
+    """Have it be evicted, and joined again."""
+    ours: Any = admission.locked
+    name = ours._shared.member
+    with ours.turn:
+        ours._shared.log.append(encode("", 0, Gone(name, certain=False)))
+    await until_async(lambda: ours._shared.member != name)
+
+
+async def test_one_that_is_refused_before_it_waits_leaves_nothing_behind() -> None:
+    log = MemoryLog(hub(instant=False))
+    admission = on(log, max_waiting=0)
+    admission.locked._shared.start(pulse=False)  # type: ignore[attr-defined]
+    log.deliver()
+    with pytest.raises(TooLarge):
+        await admission.entrance.acquire(Estimate(101), queued=lambda ticket: log.deliver())
+    assert len(admission.locked._shared.own) == 0  # type: ignore[attr-defined]
 
 
 # a log that has begun anew

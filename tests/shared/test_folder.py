@@ -134,6 +134,13 @@ def test_a_file_is_no_folder(tmp_path: Path) -> None:
         prepare_folder(tmp_path / "x")
 
 
+def test_a_symbolic_link_to_a_folder_is_refused_and_says_where_it_leads(tmp_path: Path, folder: Path) -> None:
+    prepare_folder(folder)
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(ValueError, match=f"link' is a symbolic link.*{folder}"):
+        prepare_folder(tmp_path / "link")
+
+
 @pytest.mark.parametrize(
     "kind", ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "lustre", "glusterfs", "fuse.sshfs", "fuse.s3fs"]
 )
@@ -308,6 +315,19 @@ def test_a_folder_that_was_removed_is_made_again_and_its_process_is_seen(
     second.pulse()
     assert second.ledger.in_use == 60
     assert second.log.is_alive(first.log._process)  # type: ignore[attr-defined]
+
+
+def test_a_folder_that_was_moved_away_is_made_again_and_its_processes_are_seen(
+    folder: Path, join: Callable[..., SharedLedger]
+) -> None:
+    """Their locked files still are, but elsewhere: nobody would see them, and each would be taken for dead."""
+    first, second = join(), join()
+    ask(first, 60).started = True
+    folder.rename(folder.with_name("moved"))
+    for each in (first, second, first):
+        each.pulse()
+    assert [each.ledger.in_use for each in (first, second)] == [60, 60]
+    assert second.log.is_alive(first.log._process) is True  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
