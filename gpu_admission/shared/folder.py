@@ -240,7 +240,7 @@ def prepare_folder(folder: Path) -> bool:
     said = folder.lstat()
     if stat.S_ISLNK(said.st_mode):
         raise ValueError(
-            f"shared={str(folder)!r} is a symbolic link, which others could point elsewhere: write the folder "
+            f"shared={str(folder)!r} is a symbolic link, which may be pointed elsewhere: write the folder "
             f"that it leads to, {os.path.realpath(folder)}, in all processes"
         )
     if not stat.S_ISDIR(said.st_mode):

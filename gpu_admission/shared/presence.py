@@ -81,7 +81,7 @@ class Presence:
         return not self._has_lock() or not self._socket_path(self._process).exists()
 
     def _has_lock(self) -> bool:
-        """Whether the file that it has locked is the one that others look at: its folder may have been moved."""
+        """Whether the file that it has locked is the one that others see: its folder may have been moved."""
         try:
             return self._lock >= 0 and os.path.samestat(
                 os.fstat(self._lock), os.lstat(self._lock_path(self._process))

@@ -320,7 +320,7 @@ def test_a_folder_that_was_removed_is_made_again_and_its_process_is_seen(
 def test_a_folder_that_was_moved_away_is_made_again_and_its_processes_are_seen(
     folder: Path, join: Callable[..., SharedLedger]
 ) -> None:
-    """Their locked files still are, but elsewhere: nobody would see them, and each would be taken for dead."""
+    """Their locked files still are, but elsewhere: nobody would see them, and all would count as dead."""
     first, second = join(), join()
     ask(first, 60).started = True
     folder.rename(folder.with_name("moved"))
