@@ -5,7 +5,7 @@ Owns which settings the budget goes by. Who may start under them is the ledger's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from gpu_admission.admission.locked import LockedLedger
@@ -13,8 +13,7 @@ from gpu_admission.admission.seam import Budget, Woken
 from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.placement import POLICIES
 from gpu_admission.settings import Settings
-
-Use = Callable[[], tuple[Sequence[int], Sequence[int]]]
+from gpu_admission.shared.gossip import Use
 
 
 def budget_of(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import anyio.to_thread
@@ -22,6 +22,7 @@ from gpu_admission.guards.verdict import Verdict
 from gpu_admission.runtime import clock
 from gpu_admission.runtime.answer import Answer
 from gpu_admission.runtime.turn import Turn
+from gpu_admission.shared.gossip import Use
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.members import Allowed
 from gpu_admission.shared.opening import open_log
@@ -51,7 +52,7 @@ class Sharing:
         woken: Woken,
         *,
         fallback: float,
-        use: Callable[[], tuple[Sequence[int], Sequence[int]]],
+        use: Use,
         devices: Sequence[Device] = (),
     ) -> None:
         log = open_log(shared, lease_ttl=terms.lease_ttl)

@@ -19,6 +19,7 @@ _MOST_RECORDS = 64
 Record: TypeAlias = tuple[Any, ...]
 """Plain values."""
 Use: TypeAlias = Callable[[], tuple[Sequence[int], Sequence[int]]]
+"""For each device, the bytes that a process holds besides its leases, and what those take."""
 
 
 class _Told(msgspec.Struct, array_like=True, frozen=True):
@@ -42,7 +43,6 @@ class Gossip:
         self._said: deque[Record] = deque(maxlen=_MOST_RECORDS)
 
     def __call__(self) -> tuple[Sequence[int], Sequence[int]]:
-        """For each device, the bytes that this process holds besides its leases, and what those take."""
         return self._use()
 
     def say(self, record: Record) -> None:

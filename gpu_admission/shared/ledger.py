@@ -18,7 +18,8 @@ from gpu_admission.budget.ledger import Ledger
 from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, Ticket
 from gpu_admission.runtime.answer import Answer
 from gpu_admission.runtime.loop import call_soon, running_loop
-from gpu_admission.shared.membership import Membership, Use
+from gpu_admission.shared.gossip import Use
+from gpu_admission.shared.membership import Membership
 from gpu_admission.shared.operations import (
     Allow,
     Drain,
@@ -60,7 +61,7 @@ class SharedLedger:
     ``devices()``: a key for each of those that this process names, in its order, asked for at ``start``.
     ``fallback``: the share of a device that this process may grant by itself while the log is
     away. While the log is away nothing here raises, except ``start`` and, when very much has
-    piled up, what would add to it: ``LogAway``.
+    piled up, what asks for more: ``LogAway``.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class SharedLedger:
         terms: Terms,
         *,
         woken: Callable[[Sequence[Ticket]], object] = lambda tickets: None,
-        use: Callable[[], Use] = lambda: ((), ()),
+        use: Use = lambda: ((), ()),
         devices: Callable[[], Sequence[str]] = tuple,
         fallback: float = 0.0,
         clock: Callable[[], float] = boot_seconds,

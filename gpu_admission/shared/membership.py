@@ -10,7 +10,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 import msgspec
 
@@ -18,7 +17,7 @@ from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared import dump
 from gpu_admission.shared.deaths import Deaths
 from gpu_admission.shared.entry import why_not
-from gpu_admission.shared.gossip import Gossip
+from gpu_admission.shared.gossip import Gossip, Use
 from gpu_admission.shared.lastword import LastWord
 from gpu_admission.shared.news import News
 from gpu_admission.shared.operations import (
@@ -36,15 +35,12 @@ from gpu_admission.shared.operations import (
 from gpu_admission.shared.outbox import Outbox
 from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import host_name, pid, process_of
-from gpu_admission.shared.protocol import Entry, Log
+from gpu_admission.shared.protocol import Entry, Log, LogAway
 from gpu_admission.shared.replica import Replica
 from gpu_admission.shared.terms import InForce, again
 from gpu_admission.shared.untold import MOMENT, Untold
 
 logger = logging.getLogger("gpu_admission")
-
-Use: TypeAlias = tuple[Sequence[int], Sequence[int]]
-"""For each device the bytes that a process holds besides its leases, and what its leases really take."""
 
 _LOOK_FOR_DEATHS = 0.2
 _POLL = 1.0
@@ -60,7 +56,7 @@ class Membership:
         terms: Terms,
         *,
         woken: Callable[[Sequence[Ticket]], object],
-        use: Callable[[], Use],
+        use: Use,
         clock: Callable[[], float],
         name: str,
         devices: Callable[[], Sequence[str]],
@@ -122,8 +118,7 @@ class Membership:
 
     def _enter(self) -> None:
         """Join, or join again: declare what runs, and ask again for what waits."""
-        former = self.outbox.member
-        member = self.outbox.enter()
+        former, member = self.outbox.member, self.outbox.enter()
         self.own.marks_back()
         self.is_in = False
         self.own.alone.clear()
@@ -152,7 +147,7 @@ class Membership:
 
     def adopt(self, tickets: Sequence[Ticket]) -> None:
         """Have what runs already counted, whether it fits or not."""
-        self.append(Adopt(tuple(map(self._held, tickets))))
+        self.tell(Adopt(tuple(map(self._held, tickets))))
 
     def _held(self, ticket: Ticket) -> Held:
         age = max(0.0, self.now() - ticket.granted_at)
@@ -200,8 +195,9 @@ class Membership:
         with self.turn:
             if self.away is not None:
                 logger.warning("the shared budget %s is back", self.log.where)
-            self.away = None
-            self._is_reading = False
+            self.away, self._is_reading = None, False
+            if self.outbox.has_dropped and not self._is_out():
+                self._enter()
             member = self.replica.members.living.get(self.outbox.member)
             if self._is_out():
                 return  # declared dead: it joins again at once
@@ -303,10 +299,17 @@ class Membership:
             self.append()
 
     def append(self, *operations: Operation, asks: Sequence[int] = ()) -> None:
-        """Say ``operations``, and first what has ended before."""
+        """Say ``operations``, and first what has ended before. Raises ``LogAway`` as the outbox does."""
         if self.untold and len(operations) < MOST_OPERATIONS:
             operations = (*self.untold.tell(MOST_OPERATIONS - len(operations)), *operations)
         self._send(self.outbox.say(*operations, asks=asks))
+
+    def tell(self, *operations: Operation, asks: Sequence[int] = ()) -> None:
+        """``append``. Where too much has piled up, this process joins anew instead when the log is back."""
+        try:
+            self.append(*operations, asks=asks)
+        except LogAway:
+            self.outbox.has_dropped = True
 
     def _send(self, data: bytes) -> None:
         if self.away is None and not self._is_reading:  # else it is appended when the log is back
@@ -363,7 +366,7 @@ class Membership:
 
     def tell_all(self, operation: Operation) -> None:
         """Say what concerns everybody, and have them read it soon."""
-        self.append(operation)
+        self.tell(operation)
         self.log.wake({process_of(name) for name in self.replica.members.living} - {self.outbox.process})
 
     # what is known

@@ -28,6 +28,8 @@ class Outbox:
         """The name of this membership; a new one for each."""
         self.confirmed = -math.inf
         """When the latest entry was sent of those that have come back."""
+        self.has_dropped = False
+        """Something was not said, for want of room: the next membership declares what holds by then."""
         self._clock = clock
         self._key = b""
         self._memberships = 0
@@ -42,6 +44,7 @@ class Outbox:
         self._memberships += 1
         self._serial = 0
         self._said.clear()
+        self.has_dropped = False
         self.member = f"{self.process}.{self._memberships}"
         self._key = self.member.encode()
         return self.member

@@ -30,7 +30,7 @@ class Resizing:
         mark = own.next_number()
         own.told[ticket.number] = mark, size
         own.when_back(mark, partial(self._is_known, ticket, mark, self._member.outbox.member))
-        self._member.append(Change(ticket.number, size), asks=(mark,))
+        self._member.tell(Change(ticket.number, size), asks=(mark,))
 
     def grow(self, ticket: Ticket, size: int, answer: Answer) -> None:
         """The same where it fits; ``answer``: whether it did, ``None`` where the log can't be reached."""

@@ -679,6 +679,45 @@ def test_what_piles_up_while_the_log_is_away_is_bounded(monkeypatch: pytest.Monk
         world[0].ask(1)
 
 
+def piled_up(monkeypatch: pytest.MonkeyPatch) -> tuple[World, Ticket]:
+    """Two processes, one of them cut off until nothing more may pile up in it; a lease of that one."""
+    monkeypatch.setattr("gpu_admission.shared.outbox.MOST_UNSAID", 3)
+    world = World()
+    lease = world[0].ask(40)
+    assert world[0].shared.may_start(lease)
+    world[0].log.cut()
+    for _ in range(3):
+        world[0].ask(1)
+    return world, lease
+
+
+def test_what_holds_bytes_goes_on_when_too_much_has_piled_up_and_is_declared_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In mode "shadow" every request would fail otherwise, and its bytes would be counted for ever."""
+    world, lease = piled_up(monkeypatch)
+    forced = Ticket(15)
+    world[0].shared.force(forced)
+    world[0].shared.change(lease, 20)
+    world[0].shared.allow(0, ceiling=60)
+    world[0].log.mend()
+    world.catch_up()
+    assert world[0].held == world[1].held == 20 + 15 + 3
+    assert world[1].shared.ledger.accounts[0].ceiling == 60
+    assert [member.name for member in world[1].shared.members()] == ["p1.1", "p0.2"]
+    for ticket in (lease, forced, *world[0].shared.own):
+        world[0].shared.release(ticket)
+    world.catch_up()
+    assert world[0].held == world[1].held == 0
+
+
+def test_a_process_with_too_much_unsaid_can_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, lease = piled_up(monkeypatch)
+    world[0].shared.release(lease)
+    world[0].shared.stop()
+    assert "p0" not in world.hub.logs
+
+
 def test_before_the_log_was_joined_the_ledger_is_empty() -> None:
     ledger = SharedLedger(MemoryLog(MemoryHub()), TERMS).ledger
     assert (ledger.in_use, ledger.capacity) == (0, 100)
