@@ -62,13 +62,17 @@ class Presence:
         self._poll.register(self._socket, select.POLLIN)
 
     def _take_lock(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        while True:
-            fd = os.open(self._lock_path(self._process), flags, 0o600)
+        """A file that is locked before it has its name: seen there without its lock, it would look dead."""
+        aside, flags = self._folder / f"{self._process}.new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        fd = os.open(aside, flags | os.O_NOFOLLOW, 0o600)
+        try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if os.fstat(fd).st_nlink:
-                return fd
-            os.close(fd)  # another swept it away before it was locked
+            os.rename(aside, self._lock_path(self._process))
+        except BaseException:
+            os.close(fd)
+            aside.unlink(missing_ok=True)
+            raise
+        return fd
 
     @property
     def lifeline(self) -> int:

@@ -937,24 +937,47 @@ def test_a_socket_that_cannot_be_made_leaves_nothing_open(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_lock_file_that_is_swept_away_while_it_is_locked_is_made_again(
+def test_a_process_that_makes_its_lock_file_again_looks_dead_to_nobody_meanwhile(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its bytes would be given away while it works."""
     prepare_folder(folder)
+    watcher, presence = Presence(folder, "watcher"), Presence(folder, "me")
+    (folder / "me.lock").unlink()
     real = fcntl.flock
-    swept: list[int] = []
+    seen: list[bool | None] = []
 
     def flock(fd: int, how: int) -> None:
-        if not swept:
-            swept.append(fd)
-            (folder / "me.lock").unlink()
+        if how == fcntl.LOCK_EX:
+            seen.append(watcher.is_alive("me"))
         real(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    presence = Presence(folder, "me")
-    assert swept
+    presence.show()
+    assert seen == [None]
+    assert watcher.is_alive("me") is True
     assert not presence.is_gone
+    assert sorted(path.name for path in folder.glob("me.*")) == ["me.lock", "me.wake"]
+    watcher.close()
     presence.close()
+
+
+@pytest.mark.parametrize("name", ["flock", "rename"])
+def test_a_lock_that_can_not_be_taken_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    prepare_folder(folder)
+    before = len(os.listdir("/proc/self/fd"))
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl if name == "flock" else os, name, fail)
+        with pytest.raises(OSError, match="No locks available"):
+            Presence(folder, "me")
+    assert not list(folder.iterdir())
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_forked_child_lets_go_of_the_lock_and_the_socket(
