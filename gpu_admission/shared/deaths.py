@@ -34,10 +34,11 @@ class Deaths:
         if not self._log.knows_deaths or 0 <= now - self._looked < pause:
             return ()
         self._looked = now
-        unseen = [name for name in members if self._lives(name) is None]
-        self._unseen = {name: self._unseen.get(name, now) for name in unseen}
+        lives = {name: self._lives(name) for name in members}
+        self._unseen = {name: self._unseen.get(name, now) for name in members if lives[name] is None}
         missing = [name for name, since in self._unseen.items() if now - since > ttl]
-        return [*self.certain(members), *(Gone(name, certain=False) for name in missing)]
+        dead = [name for name in members if lives[name] is False]
+        return [Gone(name, certain=name in dead) for name in (*dead, *missing)]
 
     def _lives(self, member: str) -> bool | None:
         return self._log.is_alive(process_of(member))
