@@ -58,7 +58,6 @@ class RedisLog:
 
     is_immediate = False
     knows_deaths = False
-
     lifeline = None
 
     def __init__(self, address: RedisAddress, *, settle: float = 10.0, often: int = _OFTEN) -> None:
@@ -78,9 +77,10 @@ class RedisLog:
         """The log's time at the last entry in milliseconds, and since when entries have had it."""
         self._read_since = 0
         self._writer: Writer | None = None
-        self._woken = threading.Event()
         self._stopped = threading.Event()
         self._tried = threading.Event()
+        self._first_report = threading.Lock()
+        """What is reported first stands: that it came back, or that it took too long."""
         self._refused: Exception | None = None
         self._has_checked = False
         self._thread = threading.Thread()
@@ -101,20 +101,25 @@ class RedisLog:
 
     def start(self, process: str, listener: Listener) -> None:
         self._listener, self._place = listener, None
-        for each in (self._woken, self._stopped, self._tried):
+        for each in (self._stopped, self._tried):
             each.clear()
         self._thread = threading.Thread(target=self._sessions, name="gpu_admission.redis", daemon=True)
         self._thread.start()
         if not self._tried.wait(_START_WITHIN):
-            listener.went_away(
-                f"the shared budget {self.where} did not answer within {_START_WITHIN:g} s: see that shared= "
-                "names a Redis server that is up"
-            )
+            self._report_slow(listener)
         if self._refused is not None:
             raise ValueError(
                 f"the shared budget {self.where} let this process not in "
                 f"({self._address.hide(str(self._refused))}): {advice(self._refused, self._address)}"
             )
+
+    def _report_slow(self, listener: Listener) -> None:
+        with self._first_report:
+            if not self._tried.is_set():
+                listener.went_away(
+                    f"the shared budget {self.where} did not answer within {_START_WITHIN:g} s: see that "
+                    "shared= names a Redis server that is up"
+                )
 
     def append(self, data: bytes) -> None:
         writer = self._writer
@@ -132,7 +137,7 @@ class RedisLog:
         """Nothing to do: the server tells each process's reader."""
 
     def wait(self, seconds: float) -> None:
-        self._woken.wait(seconds)
+        self._stopped.wait(seconds)
 
     def is_alive(self, process: str) -> bool | None:
         return None
@@ -144,7 +149,6 @@ class RedisLog:
     def stop(self) -> None:
         """What was said last has been sent; the server has it even if this process ends now."""
         self._stopped.set()
-        self._woken.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(_START_WITHIN)
 
@@ -190,8 +194,9 @@ class RedisLog:
             writer = self._writer = Writer(client, self._stream)
             try:
                 self._seen = time.monotonic()
-                self._listener.came_back()
-                self._tried.set()
+                with self._first_report:
+                    self._listener.came_back()
+                    self._tried.set()
                 self._read(reader, writer)
             finally:
                 self._writer = None

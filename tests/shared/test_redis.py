@@ -434,6 +434,23 @@ def test_a_server_that_accepts_and_never_answers_is_away(monkeypatch: pytest.Mon
         shared.stop()
 
 
+class LateEvent(threading.Event):
+    """Set in time, and yet its wait says that it was not."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        super().wait(timeout)
+        return False
+
+
+def test_a_server_that_answers_at_the_last_moment_is_not_away(server: Server) -> None:
+    log = RedisLog(parse(server.address))
+    log._tried = LateEvent()
+    shared = SharedLedger(log, TERMS)
+    shared.start()
+    assert shared.away is None
+    shared.stop()
+
+
 @pytest.mark.parametrize(
     "fields", [("place", "PLACE", "state", "junk"), ("place", "PLACE"), ("place", "junk")]
 )
