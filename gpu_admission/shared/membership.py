@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from gpu_admission.budget.ticket import NEW, REFUSED, WAITING, Ticket
+from gpu_admission.budget.ticket import REFUSED, WAITING, Ticket
 from gpu_admission.shared import dump
 from gpu_admission.shared.deaths import Deaths
 from gpu_admission.shared.entry import why_not
@@ -24,7 +24,6 @@ from gpu_admission.shared.operations import (
     MOST_OPERATIONS,
     Adopt,
     Allow,
-    Ask,
     Gone,
     Held,
     Join,
@@ -33,7 +32,7 @@ from gpu_admission.shared.operations import (
     encode,
 )
 from gpu_admission.shared.outbox import Outbox
-from gpu_admission.shared.owntickets import OwnTickets
+from gpu_admission.shared.owntickets import OwnTickets, ask_for
 from gpu_admission.shared.process import host_name, pid, process_of
 from gpu_admission.shared.protocol import Entry, Log, LogAway
 from gpu_admission.shared.replica import Replica
@@ -133,8 +132,7 @@ class Membership:
         waiting = self.own.waiting
         for place in range(0, len(waiting), MOST_OPERATIONS):
             part = waiting[place : place + MOST_OPERATIONS]
-            asks = [ask_for(ticket) for ticket in part]
-            self.append(*asks, asks=[ticket.number for ticket in part])
+            self.append(*map(ask_for, part), asks=[ticket.number for ticket in part])
         logger.debug("joined the budget %s as %s", self.log.where, member)
 
     def _known(self, allow: Allow) -> Allow:
@@ -396,8 +394,3 @@ class Membership:
     def beat(self, number: int) -> None:
         """Say that this process lives, and call whoever waits for ``number`` once that has come back."""
         self.append(self._gossip.beat(), asks=(number,))
-
-
-def ask_for(ticket: Ticket) -> Ask:
-    ticket.state = NEW
-    return Ask(ticket.number, ticket.bytes, ticket.own_lane, ticket.flow)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from gpu_admission.budget.ticket import Ticket
+from gpu_admission.budget.ticket import NEW, Ticket
+from gpu_admission.shared.operations import Ask
 
 
 class OwnTickets:
@@ -83,3 +84,9 @@ class OwnTickets:
 
     def all_back(self) -> None:
         self.back(list(self._returns))
+
+
+def ask_for(ticket: Ticket) -> Ask:
+    """What asks for ``ticket``, as new."""
+    ticket.state = NEW
+    return Ask(ticket.number, ticket.bytes, ticket.own_lane, ticket.flow)

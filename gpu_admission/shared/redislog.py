@@ -88,9 +88,7 @@ class RedisLog:
     # from any thread
 
     def missing(self) -> Sequence[str]:
-        """Which keys of a budget in use are not there; makes none. A server that does not say is left to
-        ``start``.
-        """
+        """Keys of a budget in use that are not there; none where the server does not say. Makes nothing."""
         from redis.exceptions import RedisError
 
         try:
