@@ -20,16 +20,7 @@ from gpu_admission.runtime.answer import Answer
 from gpu_admission.runtime.loop import call_soon, running_loop
 from gpu_admission.shared.gossip import Use
 from gpu_admission.shared.membership import Membership
-from gpu_admission.shared.operations import (
-    Allow,
-    Drain,
-    Operation,
-    Refuse,
-    Resize,
-    Terms,
-    Why,
-    flow_key,
-)
+from gpu_admission.shared.operations import Allow, Drain, Operation, Refuse, Resize, Terms, Why, flow_key
 from gpu_admission.shared.owngrants import OwnGrants
 from gpu_admission.shared.owntickets import OwnTickets
 from gpu_admission.shared.process import Pulse, boot_seconds, new_name
