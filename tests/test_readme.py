@@ -16,6 +16,9 @@ import pytest
 
 from gpu_admission.cli import COMMANDS
 from gpu_admission.planning.appdoors import look_into
+from gpu_admission.shared.folder import FolderLog
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.operations import Terms
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -26,19 +29,39 @@ TESTS = [snippet for snippet in SNIPPETS if "def test_" in snippet]
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[f"snippet {n}" for n in range(len(PROGRAMS))])
 def test_each_snippet_runs_as_it_stands(program: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
+    done = run(program, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A shared budget in ``/dev/shm`` is one in ``folder`` instead."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", program.replace("/dev/shm", str(folder))],
         env={
             **os.environ,
             "GPU_STATUS_TOKEN": "0123456789abcdef",
             "PYTHONPATH": str(Path(__file__).parents[1]),
         },
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
+
+
+def test_a_plain_script_works_on_the_budget_of_a_service_and_leaves_it_as_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (snippet,) = [snippet for snippet in SNIPPETS if "    with admission.lease(" in snippet]
+    service = SharedLedger(FolderLog(tmp_path / "gpu0"), Terms((8 << 30,), max_waiting=7))
+    service.start()
+    caplog.clear()
+    assert run(snippet, tmp_path).stdout == "training\n"
+    service.pulse()
+    service.stop()
+    assert service.ledger.peak == 6 << 30
+    assert (service.ledger.capacity, service.ledger.lanes[0].max_waiting) == (8 << 30, 7)
+    assert not caplog.messages, "nothing is told of a program that has left"
 
 
 def test_work_that_keeps_its_requests_bytes_gives_them_back_at_its_end() -> None:

@@ -7,9 +7,11 @@ that it starts. How processes agree is ``gpu_admission.shared``'s business.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import threading
+import weakref
 from collections.abc import Sequence
 from functools import partial
 
@@ -27,6 +29,7 @@ from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.members import Allowed
 from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import Terms, Why
+from gpu_admission.shared.process import pid
 from gpu_admission.shared.protocol import LogAway
 from gpu_admission.types import Device, MemberSnapshot
 
@@ -41,7 +44,7 @@ class Sharing:
     before ``join``. Raises ``TypeError`` or ``ValueError`` that names ``shared``.
     """
 
-    __slots__ = ("_closed", "_joining", "_shared", "_woken", "is_joined", "turn", "where")
+    __slots__ = ("__weakref__", "_closed", "_joining", "_shared", "_woken", "is_joined", "turn", "where")
 
     may_resize = False
 
@@ -65,6 +68,7 @@ class Sharing:
         self.is_joined = False
         self.turn = Turn(self._shared.lock)
         self.where: str | None = log.where
+        atexit.register(_leave_at_exit, weakref.ref(self), pid())
 
     def __enter__(self) -> Ledger:
         self.turn.__enter__()
@@ -151,6 +155,11 @@ class Sharing:
         self._closed = True
         if self.is_joined:
             await anyio.to_thread.run_sync(self._shared.stop)
+
+    def leave_at_exit(self) -> None:
+        """The program ends. What it holds even so stays counted until others see that it has died."""
+        if self.is_joined and self._shared.away is None:
+            self._shared.stop()
 
     # one ticket
 
@@ -249,6 +258,13 @@ class Sharing:
 def _keys(devices: Sequence[Device]) -> list[str]:
     """What tells ``devices`` apart, and says nothing else of them. May ask a driver."""
     return [hashlib.blake2b(device.key.encode(), digest_size=12).hexdigest() for device in devices]
+
+
+def _leave_at_exit(which: weakref.ref[Sharing], made_in: int) -> None:
+    """What the interpreter calls; in processes forked from the one that it was ``made_in`` too."""
+    sharing = which()
+    if sharing is not None and pid() == made_in:
+        sharing.leave_at_exit()
 
 
 def _why(verdict: Verdict) -> Why:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from gpu_admission import Admission, QueueTimeout, TooLarge, current_lease
+from gpu_admission import Admission, QueueTimeout, TooLarge, cli, current_lease
 from gpu_admission.runtime.loop import OwnLoop
 from tests.shared.redisserver import Server, needs_server
 from tests.waiting import until
@@ -223,3 +224,48 @@ def test_forked_workers_with_plain_tasks_share_one_budget(kind: str, when: str, 
     spans = sorted(tuple(map(float, line.split())) for line in said)
     assert len({pid for _, _, pid in spans}) == 3 + (when == "used before")
     assert all(ended <= began for (_, ended, _), (began, _, _) in pairwise(spans))
+
+
+ENDS = """
+import os, sys, threading
+from gpu_admission import Admission
+
+admission = Admission(capacity=100, estimator=1, shared=sys.argv[1], lease_ttl=1.0)
+how = sys.argv[2]
+with admission.lease(60):
+    pass
+if how == "exits":
+    sys.exit(3)
+if how == "raises":
+    raise ValueError
+if how == "works still":
+    admission.lease(60).__enter__()
+if how == "has forked":
+    (before,) = admission.snapshot().members
+    child = os.fork()
+    if not child:
+        sys.exit(0)
+    os.waitpid(child, 0)
+    with admission.lease(60):
+        (member,) = admission.snapshot().members
+        assert member.name == before.name
+"""
+HOW = {"ends": (0, []), "exits": (3, []), "raises": (1, []), "works still": (0, [60]), "has forked": (0, [])}
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", ["folder", pytest.param("redis", marks=needs_server)])
+def test_a_program_that_ends_has_left_its_shared_budget_if_it_holds_nothing(
+    kind: str, how: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else it would be told as dead in all others, and over Redis be a member for another ``lease_ttl``."""
+    server = Server(tmp_path / "redis") if kind == "redis" else None
+    place = str(tmp_path / "gpu0") if server is None else server.address
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", ENDS, place, how]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert cli.main(["budget", "show", "--json", place]) == 0
+    members = json.loads(capsys.readouterr().out)["members"]
+    if server is not None:
+        server.stop()
+    assert (ended.returncode, [member["bytes"] for member in members]) == HOW[how], ended.stderr
+    assert ended.stderr.count("\n") <= 2 + 4 * (how == "raises"), ended.stderr
