@@ -156,7 +156,7 @@ def _meter(
 
 
 def _by_middleware(method: str, path: str, around: _Around, looked: Looked) -> list[Metered]:
-    """What the middleware around a route meters of it, the innermost first."""
+    """What the middleware around a route meters of it, the outermost first."""
     found: list[Metered] = []
     for admission, below in around:
         is_socket, metering = method == _SOCKET, admission.metering
@@ -164,7 +164,7 @@ def _by_middleware(method: str, path: str, around: _Around, looked: Looked) -> l
         rule = metering.connection(scope) if is_socket else metering.rule(scope)
         looked.seen.append(Seen(admission, _template(path, below), is_socket, rule is not None))
         if rule is not None:
-            found.insert(0, Metered(method, path, admission, "middleware", rule))
+            found.append(Metered(method, path, admission, "middleware", rule))
     return found
 
 
@@ -181,20 +181,20 @@ def _scope(method: str, path: str, root_path: str) -> dict[str, Any]:
 
 
 def _doors(route: Any, endpoint: Any) -> list[tuple[Door, str]]:
-    """What ``admit`` and ``dependency`` have put on a route."""
+    """What ``dependency`` and ``admit`` have put on a route, in the order in which a request passes them."""
     decorated = getattr(endpoint, "gpu_admission_door", None)
-    found = [] if decorated is None else [(decorated, "admit")]
+    found: list[tuple[Door, str]] = []
     for call in _dependencies(getattr(route, "dependant", None)):
         door = getattr(call, "__self__", None)
         if isinstance(door, Door) and door is not decorated:
             found.append((door, "dependency"))
-    return found
+    return found if decorated is None else [*found, (decorated, "admit")]
 
 
 def _dependencies(dependant: Any) -> Iterator[Any]:
     for each in getattr(dependant, "dependencies", ()):
-        yield each.call
         yield from _dependencies(each)
+        yield each.call
 
 
 def name_of(estimator: Any) -> str:

@@ -107,7 +107,7 @@ class RedisLog:
             self._report_slow(listener)
         if self._refused is not None:
             raise ValueError(
-                f"the shared budget {self.where} let this process not in "
+                f"the shared budget {self.where} did not let this process in "
                 f"({self._address.hide(str(self._refused))}): {advice(self._refused, self._address)}"
             )
 

@@ -99,6 +99,29 @@ def outside():
     return outgrown(exclude=["/work"])
 
 
+def depending(first, second):
+    own = Admission(capacity="2GiB", estimator="100MiB")
+    app = FastAPI()
+
+    @app.post("/work", dependencies=[Depends(own.dependency(first))])
+    @own.admit(estimator=second)
+    async def work() -> None: ...
+
+    return app
+
+
+def more():
+    return depending("200MiB", "400MiB")
+
+
+def less():
+    return depending("200MiB", "50MiB")
+
+
+def unknown():
+    return depending(Linear({"prompt_tokens": 1000}), "400MiB")
+
+
 def unmeasured():
     device = FakeDevice("24GiB")
     device.error = "the driver is gone"
@@ -302,6 +325,14 @@ def test_an_inner_door_that_asks_for_more_than_the_outer_one_is_warned_of(
     assert out.count("inside it asks for") == 1
     assert "Admission(exclude=['/work'])" in out
     assert "inside it" not in checked(capsys, "outside()")
+
+
+def test_a_dependency_is_passed_before_admit(capsys: pytest.CaptureFixture[str]) -> None:
+    out = checked(capsys, "more()")
+    assert "POST /work: dependency holds 200.00 MiB, and admit inside it asks for 400.00 MiB" in out
+    assert "leaving the other out, or name its size in the estimator of the dependency" in out
+    assert "inside it" not in checked(capsys, "less()")
+    assert "inside it" not in checked(capsys, "unknown()")
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ def test_a_user_who_may_only_use_the_keys_of_a_prefix(serve: Callable[..., Serve
 def test_a_user_who_may_not_use_them_is_told_which_at_start(serve: Callable[..., Server]) -> None:
     server = serve()
     server.do("ACL", "SETUSER", "worker", "on", ">secret", "~team:*", "+@all")
-    with pytest.raises(ValueError, match=r"let this process not in .*gpu_admission:\{gpu0\}:\*"):
+    with pytest.raises(ValueError, match=r"did not let this process in .*gpu_admission:\{gpu0\}:\*"):
         begun(f"redis://worker:secret@127.0.0.1:{server.port}/0?name=gpu0")
 
 
