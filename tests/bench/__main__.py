@@ -15,6 +15,8 @@ NAMES = (
     "waiting",
     "overload",
     "ledger",
+    "shared",
+    "workers",
     "largebody",
     "batching",
 )

@@ -1,6 +1,6 @@
 """Requests a second of four uvicorn workers: one budget on a folder beside a budget for each.
 
-    python -m tests.bench.workers
+    python -m tests.bench workers
 
 Both servers run at once and are loaded in turn; what is told is the median of the rounds and their
 ratio. Beside the rates stands the processor time that all workers took for each request: the kernel gives
@@ -54,7 +54,7 @@ def _of_workers(server: int) -> float:
     return sum(processor_seconds(int(child)) for child in children)
 
 
-def main() -> None:
+def run() -> str:
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
         served("") as own,
@@ -64,14 +64,14 @@ def main() -> None:
         for _ in range(ROUNDS):
             for server, rounds in found.items():
                 rounds.append(loaded(*server))
+    lines = []
     for name, server in {"four budgets": own, "one budget": one}.items():
         rate, cpu = map(statistics.median, zip(*found[server], strict=True))
-        print(f"{name:12} {rate:8,.0f} requests/s, {cpu * 1e6:5.1f} us of processor a request")
+        lines.append(f"{name:12} {rate:8,.0f} requests/s, {cpu * 1e6:5.1f} us of processor a request")
     pairs = list(zip(found[own], found[one], strict=True))
     rates = statistics.median(b.rate / a.rate for a, b in pairs)
     costs = statistics.median(a.cpu / b.cpu for a, b in pairs)
-    print(f"one budget keeps {rates:.0%} of the rate, {costs:.0%} by processor time (medians of rounds)")
-
-
-if __name__ == "__main__":
-    main()
+    lines.append(
+        f"one budget keeps {rates:.0%} of the rate, {costs:.0%} by processor time (medians of rounds)"
+    )
+    return "\n".join(lines)
