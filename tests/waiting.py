@@ -10,9 +10,13 @@ from collections.abc import Callable
 import anyio
 
 HOST = "127.0.0.1"
+LONGEST = 120.0
+"""Seconds that a machine may take for anything: no more is said by it than that a thing happens."""
 
 
-def until(condition: Callable[[], object], longest: float = 20.0, what: str = "it did not happen") -> float:
+def until(
+    condition: Callable[[], object], longest: float = LONGEST, what: str = "it did not happen"
+) -> float:
     """Until ``condition()`` holds: the seconds it took. Raises ``AssertionError(what)`` after ``longest``."""
     turn, began = threading.Event(), time.monotonic()
     while not condition():
@@ -21,7 +25,7 @@ def until(condition: Callable[[], object], longest: float = 20.0, what: str = "i
     return time.monotonic() - began
 
 
-async def until_async(condition: Callable[[], object], longest: float = 20.0) -> float:
+async def until_async(condition: Callable[[], object], longest: float = LONGEST) -> float:
     """The same, while other tasks of this event loop go on."""
     began = time.monotonic()
     while not condition():
@@ -37,7 +41,7 @@ def free_port() -> int:
         return port
 
 
-def wait_for(port: int, longest: float = 30.0) -> None:
+def wait_for(port: int, longest: float = LONGEST) -> None:
     """Until somebody listens at ``port``. Raises ``AssertionError`` after ``longest`` seconds."""
     until(lambda: _listens(port), longest)
 

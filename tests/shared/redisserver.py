@@ -6,13 +6,12 @@ import contextlib
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.waiting import free_port
+from tests.waiting import free_port, until
 
 HAS_SERVER = shutil.which("redis-server") is not None
 needs_server = pytest.mark.skipif(not HAS_SERVER, reason="redis-server is not installed")
@@ -36,21 +35,20 @@ class Server:
         command = ["redis-server", "--port", str(self.port), "--save", "", "--dir", str(self.folder)]
         command += ["--repl-diskless-sync-delay", "0"]  # else a replica waits 5 s for others
         self.process = subprocess.Popen([*command, *self.options], stdout=subprocess.DEVNULL)
-        end = time.monotonic() + 10
-        while True:
-            with contextlib.suppress(OSError), self.client() as client:
-                from redis.exceptions import RedisError
+        until(self._answers, what="redis-server did not start")
 
-                with contextlib.suppress(RedisError):
-                    client.ping()
-                    return
-            assert time.monotonic() < end, "redis-server did not start"
-            time.sleep(0.02)
+    def _answers(self) -> bool:
+        from redis.exceptions import RedisError
+
+        with contextlib.suppress(OSError, RedisError), self.client() as client:
+            client.ping()
+            return True
+        return False
 
     def client(self) -> Any:
         import redis
 
-        return redis.Redis(port=self.port, socket_timeout=5)
+        return redis.Redis(port=self.port, socket_timeout=60)
 
     def do(self, *command: Any) -> Any:
         with self.client() as client:

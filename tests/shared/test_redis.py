@@ -63,7 +63,7 @@ def ask(shared: SharedLedger, size: int, *states: object) -> Ticket:
     ticket = Ticket(size)
     shared.ask(ticket)
     if states:
-        until(lambda: ticket.state in states, 8.0)
+        until(lambda: ticket.state in states)
         ticket.started = ticket.state is GRANTED
     return ticket
 
@@ -91,8 +91,8 @@ def test_bytes_given_back_in_one_process_start_a_waiter_in_another(join: Callabl
 
 
 def test_a_new_log_grants_nothing_for_a_ttl(join: Callable[..., SharedLedger]) -> None:
-    shared = join()
     started = time.monotonic()
+    shared = join()
     ask(shared, 30, GRANTED)
     assert time.monotonic() - started > TTL * 0.7
 
@@ -100,8 +100,8 @@ def test_a_new_log_grants_nothing_for_a_ttl(join: Callable[..., SharedLedger]) -
 def test_a_lease_grows_only_where_it_fits(join: Callable[..., SharedLedger]) -> None:
     shared = join(settle=0.0)
     ticket = ask(shared, 30, GRANTED)
-    assert shared.grow(ticket, 90).wait(6.0) is True
-    assert shared.grow(ticket, 110).wait(6.0) is False
+    assert shared.grow(ticket, 90).wait(60.0) is True
+    assert shared.grow(ticket, 110).wait(60.0) is False
     assert ticket.bytes == 90
 
 
@@ -228,9 +228,9 @@ def test_a_failover_that_lost_the_tail_begins_a_new_epoch(
     server.do("REPLICAOF", "127.0.0.1", other.port)
     until(lambda: first.away is not None and second.away is not None)
     waiting = ask(first, 60)
-    until(lambda: server.client().info("replication")["master_link_status"] == "up", 10.0)
+    until(lambda: server.client().info("replication")["master_link_status"] == "up")
     server.do("REPLICAOF", "NO", "ONE")
-    until(lambda: settled(first) and settled(second), 10.0)
+    until(lambda: settled(first) and settled(second))
     until(lambda: first.ledger.in_use == 90)
     assert waiting.state is WAITING
     other.stop()
@@ -248,7 +248,7 @@ def test_a_log_whose_server_s_clock_was_set_back_is_begun_anew_and_its_dead_are_
         ahead = int((time.time() + 300) * 1000)
         server.do("XADD", "gpu_admission:{gpu0}:log", f"{ahead}-0", "p", "")
     waiting = ask(living, 70)
-    until(lambda: waiting.state is GRANTED, 10.0)
+    until(lambda: waiting.state is GRANTED)
     assert living.ledger.in_use == 100
     living.release(held)
 
@@ -317,7 +317,7 @@ def test_an_idle_budget_costs_a_server_few_commands(
     members = [join(settle=0.0, terms=Terms((100,), max_waiting=20_000)) for _ in range(4)]
     ask(members[0], 100, GRANTED)
     waiting = [ask(members[n % 4], 50) for n in range(count)]
-    until(lambda: all(ticket.state is WAITING for ticket in waiting), 60.0)
+    until(lambda: all(ticket.state is WAITING for ticket in waiting))
     before, at = int(server.client().info()["total_commands_processed"]), time.monotonic()
     time.sleep(3)
     spent = int(server.client().info()["total_commands_processed"]) - before
@@ -361,7 +361,7 @@ def test_a_master_is_found_through_its_sentinel(server: Server, tmp_path: Path) 
         address = parse(f"redis+sentinel://127.0.0.1:{port}/mine?name=gpu0")
         shared = SharedLedger(RedisLog(address, settle=0.0), TERMS)
         shared.start()
-        until(lambda: shared.away is None, 8.0)
+        until(lambda: shared.away is None)
         ticket = ask(shared, 10, GRANTED)
         shared.release(ticket)
         shared.stop()
