@@ -32,7 +32,7 @@ from tests.shared.audit import Audit
 from tests.shared.chaosworker import CAPACITY, Order
 from tests.shared.proxy import Proxy
 from tests.shared.redisserver import Server
-from tests.waiting import until
+from tests.waiting import LONGEST, until
 
 TTL = 2.0
 TERMS = Terms((CAPACITY,), max_waiting=1000, lease_ttl=TTL)
@@ -121,7 +121,7 @@ class Workers:
             return self.report(seed).stat().st_size
         return 0
 
-    def wait_until_they_work(self, seconds: float = 30.0) -> float:
+    def wait_until_they_work(self, seconds: float = LONGEST) -> float:
         """All of them begin something new."""
         before = {seed: self.size(seed) for seed in self.running}
         wanted = {seed: before[seed] + 120 for seed in before}
@@ -216,21 +216,21 @@ class Round:
         return proxy
 
     def all_back(self, seconds: float) -> float:
-        """Kill all, and wait until everything can be had again: how long that took."""
+        """Kill all, and wait until everything can be had again: the log's time from their death on."""
         ticket = Ticket(CAPACITY)
         self.waiter.ask(ticket)
-        began = time.monotonic()
         self.workers.kill(*self.workers.running)
+        with self.waiter.lock:
+            died, began = self.waiter.now(), time.monotonic()
         while ticket.state is not State.GRANTED:
             if ticket.state is State.REFUSED:
                 ticket = Ticket(CAPACITY)
                 self.waiter.ask(ticket)
             assert time.monotonic() - began < seconds, f"not all came back: {self.waiter.members()}"
             time.sleep(0.002)
-        took = time.monotonic() - began
         self.waiter.release(ticket)
-        until(lambda: not self.waiter.ledger.in_use, 5, "it does not end at zero")
-        return took
+        until(lambda: not self.waiter.ledger.in_use, what="it does not end at zero")
+        return ticket.granted_at - died
 
 
 # what is done to the workers

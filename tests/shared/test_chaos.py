@@ -19,13 +19,15 @@ from tests.shared import chaos
 from tests.shared.chaos import HARMS, TTL, Round, killed
 from tests.shared.chaosworker import CAPACITY, trust_a_lost_log
 from tests.shared.redisserver import needs_server
+from tests.waiting import until
 
 ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "20"))
 FIRST = int(os.environ.get("CHAOS_FIRST", "0"))
 FIGURES = os.environ.get("CHAOS_FIGURES")
 """A file that each round adds its figures to."""
 BACK = {"folder": 0.5, "redis": 1.5 * TTL + 0.5}
-"""Seconds until all bytes of processes that were killed can be had. Half a second for the last look."""
+"""Seconds of the log until all bytes of processes that were killed can be had. Half a second for the last
+look."""
 GOES_ON = {"folder": 5 * TTL + 10, "redis": 5 * TTL + 20}
 """Seconds until all work again, on a machine that has other work: a log that was lost settles for one ttl."""
 KINDS = ["folder", pytest.param("redis", marks=needs_server)]
@@ -89,7 +91,7 @@ def test_a_log_that_was_cut_short_is_begun_anew(tmp_path: Path) -> None:
         for _ in range(3):
             chaos.log_cut_short(r)
             r.workers.wait_until_they_work(GOES_ON["folder"])
-        assert r.all_back(10) < BACK["folder"]
+        assert r.all_back(60) < BACK["folder"]
 
 
 PLANTED = {
@@ -119,11 +121,17 @@ def test_a_planted_over_admission_is_found(
 ) -> None:
     if flaw == "a lost log is empty":
         trust_a_lost_log(monkeypatch.setattr)  # the reader is often the first to miss it
-    r = Round("folder", tmp_path, random.Random(1))
+    assert any(planted_peak(flaw, tmp_path / str(number)) > CAPACITY for number in range(5))
+
+
+def planted_peak(flaw: str, folder: Path) -> int:
+    """The most that was in use in one round. On a slow machine there may be too little work to show more."""
+    folder.mkdir()
+    r = Round("folder", folder, random.Random(1))
     work_for_long(r, PLANTED[flaw], flaw=flaw)
     peak = r.workers.audit.peak()
     note(kind="planted", flaw=flaw, peak=peak.bytes, wrong=r.reader.wrong[:2])
-    assert peak.bytes > CAPACITY
+    return peak.bytes
 
 
 @pytest.mark.parametrize("harm", [chaos.killed, chaos.log_removed])
@@ -140,7 +148,13 @@ def test_a_planted_leak_is_found(tmp_path: Path) -> None:
     r = Round("folder", tmp_path, random.Random(1))
     with r.begun(2):
         r.workers.add(r.where, flaw="never says ends")
-        time.sleep(2 * TTL)
-        with pytest.raises(AssertionError, match="did not go on"):
-            r.workers.wait_until_they_work(TTL)
+        until(lambda: stands_still(r))
         r.workers.kill(*r.workers.running)
+
+
+def stands_still(r: Round) -> bool:
+    try:
+        r.workers.wait_until_they_work(TTL)
+    except AssertionError as error:
+        return "did not go on" in str(error)
+    return False

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 WAITS = """
 import asyncio, sys
 from gpu_admission import Admission
-where, count, holds = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "holds"
+where, count, everyone, holds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "holds"
 async def main():
     admission = Admission(
         capacity=100, estimator=1, shared=where, max_waiting=20_000, timeout=600.0, lease_ttl=10.0
@@ -38,6 +38,9 @@ async def main():
     while admission.snapshot().waiting < count:
         await asyncio.sleep(0.05)
     print("waits", flush=True)
+    while admission.snapshot().waiting < everyone:
+        await asyncio.sleep(0.05)
+    print("knows", flush=True)
     await asyncio.gather(*tasks)
 asyncio.run(main())
 """
@@ -45,15 +48,15 @@ asyncio.run(main())
 
 @contextmanager
 def waiting(where: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes with so many that wait in each, behind one that holds everything."""
+    """Processes with so many that wait in each, behind one that holds everything; each knows of all."""
     processes: list[subprocess.Popen[str]] = []
     try:
         for number in range(PROCESSES):
-            command = [sys.executable, "-c", WAITS, where, str(EACH), "waits" if number else "holds"]
+            does = "waits" if number else "holds"
+            command = [sys.executable, "-c", WAITS, where, str(EACH), str(PROCESSES * EACH), does]
             processes.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-            stdout = processes[-1].stdout
-            assert stdout is not None
-            assert stdout.readline() == "waits\n"
+            assert said_by(processes[-1]) == "waits\n"
+        assert [said_by(process) for process in processes] == ["knows\n"] * PROCESSES
         yield processes
     finally:
         for process in processes:
@@ -61,6 +64,11 @@ def waiting(where: str) -> Iterator[list[subprocess.Popen[str]]]:
             process.wait()
             assert process.stdout is not None
             process.stdout.close()
+
+
+def said_by(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 def cpu_and_wake_ups(process: subprocess.Popen[str]) -> tuple[float, int]:
@@ -95,25 +103,11 @@ def calls(server: Server) -> dict[str, int]:
     return {name: stats["calls"] for name, stats in said.items() if name not in ("cmdstat_info",)}
 
 
-def wait_until_all_have_asked(server: Server) -> None:
-    """And have read that of each other."""
-
-    def length() -> int:
-        return int(server.do("XLEN", "gpu_admission:{gpu0}:log"))
-
-    end, before = time.monotonic() + 60, 0
-    while length() <= PROCESSES * EACH or length() - before > 10:
-        assert time.monotonic() < end
-        before = length()
-        time.sleep(1)
-
-
 @needs_server
 def test_a_server_gets_few_commands(tmp_path: Path) -> None:
     server = Server(tmp_path / "redis")
     try:
         with waiting(server.address) as processes:
-            wait_until_all_have_asked(server)
             before = calls(server)
             cpu, woken = spent(processes, SECONDS)
             after = calls(server)
@@ -128,7 +122,6 @@ def test_a_server_gets_few_commands(tmp_path: Path) -> None:
 
 def test_a_folder_costs_little_cpu_and_few_wake_ups(tmp_path: Path) -> None:
     with waiting(str(tmp_path / "gpu0")) as processes:
-        time.sleep(1.5)  # until all have read what the last one asked for
         cpu, woken = spent(processes, SECONDS)
     note(kind="folder", cpu=cpu, woken=woken)
     assert cpu < 0.2
