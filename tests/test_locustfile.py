@@ -6,7 +6,6 @@ import csv
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,14 +15,28 @@ pytest.importorskip("torch", reason="the chat service needs torch")
 
 from examples.qwen_service import app as service
 from tests.observe.serving import served
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
+UNTIL_SEEN = """
+from examples import locustfile
+from examples.locustfile import HangsUp, Long, Short
+
+SEEN = {"long: whole answer": 3, "hangs up: accepted": 1, "long: refused 413": 1}
+
+class UntilSeen(locustfile.Ramp):
+    def tick(self):
+        counts = {name: entry.num_requests for (name, _), entry in self.runner.stats.entries.items()}
+        return None if all(counts.get(name, 0) >= least for name, least in SEEN.items()) else super().tick()
+"""
+"""The same load, over as soon as there is something of each kind: when that is depends on the machine."""
 
 
 @pytest.fixture
 def counted(tmp_path: Path) -> Iterator[dict[str, tuple[int, int]]]:
-    """Requests and failures by name, after a ramp of twelve clients on a budget for few."""
+    """Requests and failures by name, after a ramp to twelve clients on a budget for few."""
+    (tmp_path / "until_seen.py").write_text(UNTIL_SEEN)
     app = service.build()
     app.state.admission.resize("16MiB")
     with served(app) as url:
@@ -32,27 +45,23 @@ def counted(tmp_path: Path) -> Iterator[dict[str, tuple[int, int]]]:
             "-m",
             "locust",
             "-f",
-            str(ROOT / "examples" / "locustfile.py"),
+            str(tmp_path / "until_seen.py"),
             "--host",
             url,
         ]
         done = subprocess.run(
             [*command, "--headless", "--only-summary", "--csv", str(tmp_path / "load")],
-            env={**os.environ, "STAGES": "3:4,12:12"},
+            env={**os.environ, "STAGES": "3:4,3600:12", "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=900,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         with (tmp_path / "load_stats.csv").open() as file:
             rows = {row["Name"]: row for row in csv.DictReader(file)}
         yield {name: (int(row["Request Count"]), int(row["Failure Count"])) for name, row in rows.items()}
-        turn = threading.Event()
-        for _ in range(1000):
-            if not app.state.admission.in_use and not app.state.admission.waiting:
-                break
-            turn.wait(0.02)
+        until(lambda: not app.state.admission.in_use and not app.state.admission.waiting)
         rest = app.state.admission.snapshot()
         assert (rest.in_use, rest.running, rest.waiting, rest.buffered_bytes) == (0, 0, 0, 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,7 @@ def app() -> FastAPI:
         for name in os.environ:
             if name.startswith(("GPU_", "MODEL")):
                 patch.delenv(name)
+        patch.setenv("GPU_ADMISSION_TIMEOUT", "600")  # how soon the model answers depends on the machine
         return service.build()
 
 
@@ -130,7 +133,7 @@ def test_more_than_fits_waits_its_turn_and_all_are_served(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
     finally:
         admission.resize("96MiB")
     assert [reason for _, reason in held] == ["length"] * 8
@@ -139,13 +142,21 @@ def test_more_than_fits_waits_its_turn_and_all_are_served(
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many tokens the model made for each answer."""
+    """How many tokens the model made for each answer: the last may be on its way."""
     counts: list[int] = []
     generate = Model.answer
 
-    def counting(*asked: Any, **sampling: Any) -> Answer:
-        answer = generate(*asked, **sampling)
-        counts.append(answer.new_tokens)
+    def counting(model: Model, prompt: Any, streamer: Any, *asked: Any, **sampling: Any) -> Answer:
+        put = streamer.put
+        counts.append(-1)  # the prompt is put first
+
+        def count(token: Any) -> None:
+            counts[-1] += 1
+            put(token)
+
+        monkeypatch.setattr(streamer, "put", count)
+        answer = generate(model, prompt, streamer, *asked, **sampling)
+        assert counts[-1] == answer.new_tokens
         return answer
 
     monkeypatch.setattr(Model, "answer", counting)
@@ -166,9 +177,10 @@ def test_a_client_that_hangs_up_stops_the_model_and_gives_its_bytes_back(
 def test_one_that_waits_for_a_whole_answer_and_hangs_up_stops_it_too(
     url: str, admission: Admission, made: list[int]
 ) -> None:
-    asked = {"messages": HELLO, "max_tokens": 3500}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=0.5)
+    asked = json.dumps({"messages": HELLO, "max_tokens": 3500})
+    with closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
+        connection.request("POST", "/v1/chat/completions", asked, {"content-type": "application/json"})
+        until(lambda: made and made[-1] > 0)
     until(lambda: admission.in_use == 0)
     assert 0 < made.pop() < 3500
 
@@ -217,28 +229,29 @@ def test_real_weights_come_from_a_folder(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_serves_the_queue_and_lets_a_stream_end_whole() -> None:
     port = free_port()
-    command = [sys.executable, "-m", "examples.qwen_service", f"--port={port}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPU_ADMISSION_CAPACITY": "24MiB"}
+    command = [sys.executable, "-m", "examples.qwen_service", f"--port={port}", "--grace=600"]
+    budget = {"GPU_ADMISSION_CAPACITY": "24MiB", "GPU_ADMISSION_TIMEOUT": "600"}
+    environment = {**os.environ, **budget, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
         try:
-            wait_for(port, 60)
+            wait_for(port)
             url = f"http://127.0.0.1:{port}"
             long = {"messages": said("a" * 1000), "max_tokens": 400, "stream": True}
-            with httpx.stream("POST", f"{url}/v1/chat/completions", json=long, timeout=60) as stream:
+            with httpx.stream("POST", f"{url}/v1/chat/completions", json=long, timeout=600) as stream:
                 lines = stream.iter_lines()
                 next(lines)
                 waiter = Waiter(url, long)
                 waiter.start()
-                until(lambda: httpx.get(f"{url}/health/ready").json()["waiting"] == 1)
+                until(lambda: httpx.get(f"{url}/health/ready", timeout=60).json()["waiting"] == 1)
                 process.send_signal(signal.SIGTERM)
                 events = [line.removeprefix("data: ") for line in lines if line]
             assert events[-1] == "[DONE]"
             assert json.loads(events[-2])["choices"][0]["finish_reason"] == "length"
-            waiter.join(60)
+            waiter.join(600)
             assert waiter.answer is not None
             assert waiter.answer.status_code == 200
             assert waiter.answer.text.splitlines()[-2] == "data: [DONE]"
-            assert process.wait(30) in (0, -signal.SIGTERM)
+            assert process.wait(120) in (0, -signal.SIGTERM)
         finally:
             process.kill()
 
@@ -252,4 +265,4 @@ class Waiter(threading.Thread):
         self.answer: httpx.Response | None = None
 
     def run(self) -> None:
-        self.answer = httpx.post(f"{self.url}/v1/chat/completions", json=self.asked, timeout=60)
+        self.answer = httpx.post(f"{self.url}/v1/chat/completions", json=self.asked, timeout=600)
