@@ -42,7 +42,7 @@ def replayed(folder: Path, room: int, requests: int, monkeypatch: pytest.MonkeyP
         workers=COUNT,
         room=room,
         engine="batch",
-        seconds=0,
+        seconds=3600,
     )
     return rounds.run(plan, lambda line: None, lambda label, count: lambda answer: None).trials["one budget"]
 
@@ -50,7 +50,7 @@ def replayed(folder: Path, room: int, requests: int, monkeypatch: pytest.MonkeyP
 def test_eight_workers_together_never_hold_more_than_the_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = replayed(tmp_path, 36 << 20, 160, monkeypatch)
+    trial = replayed(tmp_path, 36 << 20, 80, monkeypatch)
     capacity = int((tmp_path / "capacity").read_text())
     audit = Audit(tmp_path)
     peak, works = audit.peak(), audit.works()

@@ -38,7 +38,7 @@ def test_the_unprotected_app_runs_out_of_memory_and_the_protected_one_answers_mo
     lines: list[str] = []
     seen: dict[str, list[Answer]] = {}
     plan = Plan(
-        rounds=("unprotected", "bytes"), requests=24, clients=16, room=5 * 2**20, seconds=120, shape=SMALL
+        rounds=("unprotected", "bytes"), requests=24, clients=16, room=5 * 2**20, seconds=3600, shape=SMALL
     )
     report = run(plan, lines.append, lambda label, count: seen.setdefault(label, []).append)
     plain, ours = report.rows.values()
@@ -62,7 +62,7 @@ def test_the_unprotected_app_runs_out_of_memory_and_the_protected_one_answers_mo
 @linux
 @pytest.mark.slow
 def test_eight_workers_on_one_budget_stay_within_the_wall_and_answer_what_an_eighth_can_not_hold() -> None:
-    plan = Plan(rounds=("workers",), requests=100, workers=8, seconds=400)
+    plan = Plan(rounds=("workers",), requests=100, workers=8, seconds=3600)
     report = run(plan, lambda line: None, lambda label, count: lambda answer: None)
     divided, one = report.rows.values()
     assert (divided.label, one.label) == ("8 workers, an eighth each", "8 workers, one budget")
