@@ -33,7 +33,7 @@ from gpu_admission.admission.waiting import wake
 from gpu_admission.bodies.share import StepShare
 from gpu_admission.guards.monitor import Monitor, given_devices
 from gpu_admission.runtime.fork import in_child
-from gpu_admission.runtime.loop import Home
+from gpu_admission.runtime.home import Home
 from gpu_admission.settings import Options, Settings, checks, from_environment, named_by_variable, variable
 from gpu_admission.shared.gossip import Use
 from gpu_admission.sizes import format_bytes, parse_bytes

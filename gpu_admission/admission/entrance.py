@@ -27,7 +27,8 @@ from gpu_admission.budget.ticket import Ticket
 from gpu_admission.errors import Rejected
 from gpu_admission.estimators.taken import ALONE
 from gpu_admission.guards.monitor import Monitor
-from gpu_admission.runtime.loop import Home, running_asyncio, running_loop
+from gpu_admission.runtime.home import Home
+from gpu_admission.runtime.loop import running_asyncio, running_loop
 from gpu_admission.settings import Settings, checks
 from gpu_admission.types import Estimate, Place
 
@@ -226,9 +227,7 @@ class Entrance:
     def _tell(self, lease: Lease) -> None:
         try:
             self._events.of("admitted", lease)
-        except (
-            BaseException
-        ):  # an observer's ``SystemExit``, or an interrupt while it ran: nobody gets the lease
+        except BaseException:  # an observer's ``SystemExit``, or an interrupt: nobody gets the lease
             lease.release()
             raise
 

@@ -15,7 +15,8 @@ from gpu_admission.budget.ticket import GRANTED, WAITING, Ticket
 from gpu_admission.estimators.taken import moved
 from gpu_admission.request import RequestInfo
 from gpu_admission.runtime.failure import log_failure
-from gpu_admission.runtime.loop import Home, call_soon
+from gpu_admission.runtime.home import Home
+from gpu_admission.runtime.loop import call_soon
 from gpu_admission.types import Estimate
 
 Again: TypeAlias = Callable[[], Estimate]

@@ -15,7 +15,7 @@ from gpu_admission.admission.seam import Budget
 from gpu_admission.budget.ticket import GRANTED, NEW, REFUSED, WAITING, State, Ticket
 from gpu_admission.errors import ClientLeft, Rejected
 from gpu_admission.guards.monitor import Monitor
-from gpu_admission.runtime.loop import Home
+from gpu_admission.runtime.home import Home
 from gpu_admission.settings import Settings
 
 Gone = Callable[[], Awaitable[None]]

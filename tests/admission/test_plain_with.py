@@ -20,7 +20,7 @@ import anyio.to_thread
 import pytest
 
 from gpu_admission import Admission, QueueTimeout, TooLarge, cli, current_lease
-from gpu_admission.runtime.loop import OwnLoop
+from gpu_admission.runtime.home import OwnLoop
 from tests.shared.redisserver import Server, needs_server
 from tests.waiting import until
 
