@@ -121,10 +121,6 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True):
             return self.seconds(prompt, new)
         return self.prefill(prompt) + self.decode(prompt, new, requests) / requests
 
-    def tokens_per_second(self, prompt: int, new: int, requests: int) -> float:
-        """New tokens a second of them all, in a steady state."""
-        return new / self.machine(prompt, new, requests)
-
     def _launched(self, busy: float) -> float:
         """Seconds of a step that keeps the card ``busy`` so long."""
         return max(self.overhead, busy) if self.engine.overlaps else self.overhead + busy

@@ -36,7 +36,8 @@ def predicted(row: dict[str, Any]) -> float:
         eight_bit=stored == "fp8",
     )
     at_once = row["at_once"] or _fitting(card, row["prompt"] + row["new"])
-    return card.tokens_per_second(row["prompt"], row["new"], at_once)
+    new: int = row["new"]
+    return new / card.machine(row["prompt"], new, at_once)
 
 
 def _fitting(card: Roofline, tokens: int) -> int:
