@@ -4,9 +4,10 @@ bound for all other formats. Nothing is decoded.
 
 from __future__ import annotations
 
-import binascii
 import struct
 from typing import Final
+
+from gpu_admission.workloads.base64text import decoded
 
 AUDIO_HEAD: Final = 8 * 1024
 """Characters of base64 in which a header is looked for."""
@@ -33,22 +34,12 @@ def seconds(head: bytes, size: int) -> float:
 
 def seconds_of_text(head: str, length: int) -> float:
     """The same for base64, or a data URL, of ``length`` characters starting with ``head``."""
-    return seconds(_decoded(head), length * 3 // 4 + 1)
+    return seconds(decoded(head) or b"", length * 3 // 4 + 1)
 
 
 def is_sound_text(head: str) -> bool:
     """Whether base64, or a data URL, starts as a known format of sound does."""
-    return head[:11].lower() == "data:audio/" or _decoded(head)[:4].startswith(_SOUNDS)
-
-
-def _decoded(head: str) -> bytes:
-    """The first bytes behind base64 or a data URL; none where it is neither."""
-    start = head.find(";base64,") + len(";base64,") if head[:5].lower() == "data:" else 0
-    usable = (len(head) - start) // 4 * 4
-    try:
-        return binascii.a2b_base64(head[start : start + usable])
-    except ValueError:
-        return b""
+    return head[:11].lower() == "data:audio/" or (decoded(head) or b"").startswith(_SOUNDS)
 
 
 def _wav_bytes_per_second(head: bytes) -> int:

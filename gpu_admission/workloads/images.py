@@ -1,4 +1,4 @@
-"""The size of an image, from its first bytes. Owns the reading of files, base64 and data URLs.
+"""The size of an image, from its first bytes, be they a file's or text. Owns how many are looked at.
 
 Nothing is opened, fetched or decoded. What the headers of each format say is ``imageheaders``';
 what an image costs must not be put here.
@@ -6,11 +6,11 @@ what an image costs must not be put here.
 
 from __future__ import annotations
 
-import binascii
 import re
 from collections.abc import Callable
 from typing import Final
 
+from gpu_admission.workloads.base64text import decoded
 from gpu_admission.workloads.imageheaders import UNKNOWN, Size, stated_size
 
 __all__ = ["HEADS", "NO_IMAGE", "UNKNOWN", "Size", "size_of_bytes", "size_of_text"]
@@ -19,7 +19,6 @@ NO_IMAGE: Final[Size] = (1, 1)
 """The size of what no decoder takes for an image: it will be refused, so it takes nothing."""
 HEADS: Final = (1024, 64 * 1024, 1024 * 1024)
 """Characters of base64 in which a size is looked for, step by step."""
-_BASE64 = ";base64,"
 _TEXT_IMAGE = re.compile(
     rb"\s*(?:P[1-7FfGgPpyZz]|#|/\*|<|%!PS|SIMPLE|static|\w+ ?:)|.*image (?:size|type)",
     re.IGNORECASE | re.DOTALL,
@@ -45,24 +44,11 @@ def size_of_text(head: Callable[[int], str]) -> Size:
     """
     for length in HEADS:
         text = head(length)
-        size = _size_of_base64(text)
+        found = decoded(text)
+        size = UNKNOWN if found is None else stated_size(found)
         if size != UNKNOWN or len(text) < length // 2:
             return size
     return UNKNOWN
-
-
-def _size_of_base64(text: str) -> Size:
-    start = 0
-    if text[:5].lower() == "data:":
-        start = text.find(_BASE64) + len(_BASE64)
-        if start < len(_BASE64):
-            return UNKNOWN
-    encoded = "".join(text[start:].split())
-    try:
-        head = binascii.a2b_base64(encoded[: len(encoded) // 4 * 4])
-    except ValueError:
-        return UNKNOWN
-    return stated_size(head)
 
 
 def _is_plain_text(head: bytes) -> bool:

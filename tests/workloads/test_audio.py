@@ -47,6 +47,12 @@ def test_base64_and_data_urls_are_read_through() -> None:
     assert seconds_of_text(url[:8192], len(url)) == pytest.approx(1, rel=0.01)
 
 
+def test_base64_in_lines_is_read_as_in_one() -> None:
+    """As ``encodebytes`` and mail write it: the head that is looked at may end in the middle of four."""
+    lines = base64.encodebytes(pictures.wav(16_000, data=32_000)).decode()
+    assert seconds_of_text(lines[:8192], len(lines)) == pytest.approx(1, rel=0.03)
+
+
 def test_text_that_is_not_base64_is_bounded_by_its_length() -> None:
     assert seconds_of_text("é" * 400, 4_000) == pytest.approx(3_001 / LEAST_BYTES_PER_SECOND)
 
