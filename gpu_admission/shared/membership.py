@@ -21,6 +21,7 @@ from gpu_admission.shared.gossip import Gossip, Use
 from gpu_admission.shared.lastword import LastWord
 from gpu_admission.shared.news import News
 from gpu_admission.shared.operations import (
+    MOST_HELD,
     MOST_OPERATIONS,
     Adopt,
     Allow,
@@ -30,6 +31,7 @@ from gpu_admission.shared.operations import (
     Operation,
     Terms,
     encode,
+    parts,
 )
 from gpu_admission.shared.outbox import Outbox
 from gpu_admission.shared.owntickets import OwnTickets, ask_for
@@ -119,19 +121,21 @@ class Membership:
         """Join, or join again: declare what runs, and ask again for what waits."""
         former, member = self.outbox.member, self.outbox.enter()
         self.own.marks_back()
-        self.is_in = False
+        self.is_in, self._epoch = False, self.replica.epoch
         self.own.alone.clear()
         self.untold.clear()
-        holds = tuple(map(self._held, self.own.running))
+        more = self.own.running[MOST_HELD:]
+        claimed = "" if more else former  # what a claim does not name goes to others at once
+        holds = tuple(map(self._held, self.own.running[:MOST_HELD]))
         terms = again(self.terms, self._force.terms)
-        join = Join(pid(), host_name(), terms, self._since, former, holds, self._named)
-        self._epoch = self.replica.epoch
+        join = Join(pid(), host_name(), terms, self._since, claimed, holds, self._named)
         self.append(join)
+        if more:
+            self.adopt(more)
+            self.append(Gone(former, certain=False))
         for allow in self.allowed.values():
             self.append(self._known(allow))
-        waiting = self.own.waiting
-        for place in range(0, len(waiting), MOST_OPERATIONS):
-            part = waiting[place : place + MOST_OPERATIONS]
+        for part in parts(self.own.waiting, MOST_OPERATIONS):
             self.append(*map(ask_for, part), asks=[ticket.number for ticket in part])
         logger.debug("joined the budget %s as %s", self.log.where, member)
 
@@ -145,7 +149,8 @@ class Membership:
 
     def adopt(self, tickets: Sequence[Ticket]) -> None:
         """Have what runs already counted, whether it fits or not."""
-        self.tell(Adopt(tuple(map(self._held, tickets))))
+        for part in parts(tickets, MOST_HELD):
+            self.tell(Adopt(tuple(map(self._held, part))))
 
     def _held(self, ticket: Ticket) -> Held:
         age = max(0.0, self.now() - ticket.granted_at)
@@ -205,9 +210,8 @@ class Membership:
             if member is None:
                 return
             self._find_the_missing(member.tickets)
-            if self.own.alone:
-                alone, self.own.alone = self.own.alone, {}
-                self.adopt(tuple(alone.values()))
+            alone, self.own.alone = self.own.alone, {}
+            self.adopt(tuple(alone.values()))
 
     def _find_the_missing(self, known: dict[int, Ticket]) -> None:
         """Refused in a part of the log that this process never read, since a snapshot replaces it."""

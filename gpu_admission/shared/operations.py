@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,8 +20,10 @@ RULES = 3
 
 MOST_BYTES = 1 << 20
 MOST_OPERATIONS = 512
+MOST_HELD = 10_000
 MOST_TOLD = 1 << 15
 
+T = TypeVar("T")
 _Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Name = Annotated[str, msgspec.Meta(max_length=128)]
 _Flow = Annotated[bytes, msgspec.Meta(max_length=32)]
@@ -110,7 +113,7 @@ class Join(msgspec.Struct, array_like=True, frozen=True, tag=5):
     terms: Terms
     since: float = 0.0
     former: _Name = ""
-    holds: Annotated[tuple[Held, ...], msgspec.Meta(max_length=10_000)] = ()
+    holds: Annotated[tuple[Held, ...], msgspec.Meta(max_length=MOST_HELD)] = ()
     devices: Annotated[tuple[_Name, ...], msgspec.Meta(max_length=64)] = ()
 
 
@@ -153,7 +156,7 @@ class Drain(msgspec.Struct, array_like=True, frozen=True, tag=9):
 class Adopt(msgspec.Struct, array_like=True, frozen=True, tag=10):
     """Count bytes that were taken while the log was away."""
 
-    holds: Annotated[tuple[Held, ...], msgspec.Meta(max_length=10_000)]
+    holds: Annotated[tuple[Held, ...], msgspec.Meta(max_length=MOST_HELD)]
 
 
 class Resize(msgspec.Struct, array_like=True, frozen=True, tag=11):
@@ -219,6 +222,12 @@ def _decode_short(data: bytes) -> Message:
     end = (End(ended),) if ended else ()
     ask = (Ask(number, size, lane),) if number else ()
     return Message(rules, data[NAME:].decode("utf-8", "replace"), serial, (*end, *ask))
+
+
+def parts(items: Iterable[T], most: int) -> list[tuple[T, ...]]:
+    """``items`` in parts of at most so many, as one entry takes them; none for none."""
+    whole = tuple(items)
+    return [whole[place : place + most] for place in range(0, len(whole), most)]
 
 
 def encode(member: str, serial: int, *operations: Operation) -> bytes:

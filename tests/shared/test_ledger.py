@@ -13,7 +13,17 @@ from gpu_admission.budget.lanes import Lane
 from gpu_admission.budget.ticket import ENDED, GRANTED, NEW, REFUSED, WAITING, Ticket
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
-from gpu_admission.shared.operations import RULES, End, Terms
+from gpu_admission.shared.operations import (
+    MOST_HELD,
+    RULES,
+    Adopt,
+    End,
+    Held,
+    Terms,
+    decode,
+    encode,
+    parts,
+)
 from gpu_admission.shared.outbox import Outbox
 from gpu_admission.shared.process import Pulse
 from gpu_admission.shared.protocol import LogAway
@@ -425,6 +435,47 @@ def test_new_lanes_keep_what_is_held_and_who_waits() -> None:
     world.catch_up()
     assert waiting.state is GRANTED
     assert world[1].ask(5, 1).lane == 0
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_more_leases_than_one_entry_takes_are_declared_in_several(lost: bool) -> None:
+    """The entry of all would be heard by nobody: the process could never take part again."""
+    world = World(2, Terms((MOST_HELD + 2,)))
+    held = [world[0].ask(1) for _ in range(MOST_HELD + 1)]
+    for ticket in held:
+        ticket.started = True
+    waiting = world[1].ask(2)
+    if lost:
+        world.hub.lose()
+    world.pass_time(0.5 if lost else 11.0, None if lost else [world[1]])
+    world[0].shared.pulse()
+    world.catch_up()
+    assert world[0].shared.is_in
+    world.pass_time(20.0)
+    assert [process.held for process in world.processes] == [len(held)] * 2
+    assert waiting.state is WAITING
+    world[0].shared.release(held[0])
+    world.catch_up()
+    assert waiting.state is GRANTED
+
+
+def test_an_old_membership_that_one_entry_can_not_claim_is_given_up() -> None:
+    world = World(2, Terms((3 * MOST_HELD,)))
+    held = [world[0].ask(1) for _ in range(MOST_HELD + 1)]
+    for ticket in held:
+        ticket.started = True
+    with world[0].shared._turn:
+        world[0].shared._member._enter()
+    world.pass_time(12.0)
+    assert [process.held for process in world.processes] == [len(held)] * 2
+    assert len(world[1].shared.members()) == 2
+
+
+def test_an_entry_takes_as_many_leases_as_one_is_ever_told() -> None:
+    holds = parts((Held(n, 1, 0, 0, bytes(12), 1e3) for n in range(MOST_HELD + 1)), MOST_HELD)
+    said = [encode("p0.1", 1, Adopt(part)) for part in holds]
+    assert [len(part) for part in holds] == [MOST_HELD, 1]
+    assert None not in map(decode, said)
 
 
 def two_orders_of_lanes() -> World:
