@@ -36,6 +36,7 @@ DIALECTS: dict[str, dict[str, str]] = {  # where the path alone does not say it 
 ONE_HOP = {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te", b"trailer", b"host"}
 SERVERS_OWN = {b"date", b"server"}
 LOOK_EVERY = 10.0  # seconds
+MARGIN = 0.05  # of the pool, for what estimates miss
 
 # What a token takes in the pool. Only its share of the pool counts, so any size will do; windows and
 # other layouts have exact ones: KVCache.from_config("config.json", accounting="vllm").
@@ -54,7 +55,7 @@ def size(tokens: int) -> int:
 admission = Admission.from_env(  # timeout, max_waiting, mode and shared from GPU_ADMISSION_*
     name="gate",
     capacity=size(int(POOL_TOKENS or 32768)),
-    margin=0.05,
+    margin=MARGIN,
     estimator=in_pool,
     dialect=DIALECTS.get(KIND),
     control=["/api/pull", "/api/push", "/api/create", "/api/blobs/*"],
@@ -89,13 +90,17 @@ async def pool_tokens() -> int:
 
 
 async def follow_pool() -> None:
-    """Make the engine's pool the capacity, also after it has started anew with another."""
+    """Make the engine's pool the capacity, also after it has started anew with another.
+
+    In a shared budget a gate that started while the engine was away has only its first guess to give: the
+    others put what they know over it.
+    """
     known = 0
     while not POOL_TOKENS:
         with suppress(httpx.HTTPError, LookupError, ValueError):
-            if (tokens := await pool_tokens()) not in (0, known):
-                admission.resize(size(tokens))
-                known = tokens
+            known = await pool_tokens() or known
+        if known and admission.snapshot().capacity != int(size(known) * (1 - MARGIN)):
+            admission.resize(size(known))
         await anyio.sleep(LOOK_EVERY)
 
 

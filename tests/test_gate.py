@@ -17,6 +17,9 @@ import openai
 import pytest
 from starlette.applications import Starlette
 
+from gpu_admission.shared.folder import FolderLog
+from gpu_admission.shared.ledger import SharedLedger
+from gpu_admission.shared.operations import TERMS, Terms
 from tests import engines
 from tests.engines import Engine
 from tests.observe.serving import served
@@ -30,6 +33,7 @@ MAKE: dict[str, Callable[[Engine], Starlette]] = {
     "llamacpp": engines.llamacpp,
     "ollama": engines.ollama,
 }
+NOT_THE_CAPACITY = tuple(name for name in TERMS if name != "capacities")
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "you"}], "max_tokens": 4}
 
 
@@ -232,6 +236,28 @@ def test_an_engine_that_is_away_is_told_as_such_and_found_when_it_is_back() -> N
         with served(engines.vllm(Engine()), port=port):
             until(lambda: module.admission.snapshot().capacity == int(engines.VLLM_TOKENS * TOKEN * 0.95))
             assert httpx.post(f"{url}/v1/chat/completions", json=ASK, timeout=30).status_code == 200
+
+
+def test_gates_that_share_a_budget_keep_the_pool_where_one_starts_while_its_engine_is_away(
+    tmp_path: Path,
+) -> None:
+    folder, pool = str(tmp_path / "gpu0"), int(engines.VLLM_TOKENS * TOKEN * 0.95)
+    with gated("vllm", GPU_ADMISSION_SHARED=folder) as gate:
+        until(lambda: gate.admission.snapshot().capacity == pool)
+        away = f"http://127.0.0.1:{free_port()}"
+        with gate_before("vllm", away, GPU_ADMISSION_SHARED=folder) as late, served(late.app):
+            assert late.admission.snapshot().capacity == pool
+
+
+def test_a_gate_puts_the_pool_over_the_guess_of_one_that_could_not_ask(tmp_path: Path) -> None:
+    """Which is in force where the budget was lost meanwhile, and with it what it was resized from."""
+    folder, pool = str(tmp_path / "gpu0"), int(engines.VLLM_TOKENS * TOKEN * 0.95)
+    with gated("vllm", GPU_ADMISSION_SHARED=folder) as gate:
+        until(lambda: gate.admission.snapshot().capacity == pool)
+        guess = SharedLedger(FolderLog(folder), Terms((7 * TOKEN,), defaults=NOT_THE_CAPACITY))
+        guess.start()
+        until(lambda: guess.ledger.capacity == pool)
+        guess.stop()
 
 
 def test_an_engine_that_breaks_off_leaves_the_answer_unfinished() -> None:
