@@ -1,4 +1,7 @@
-"""An app for several workers: a request that is held until its client leaves, and one scrape of all."""
+"""An app for several workers: a request that is held until its client leaves, and one scrape of all.
+
+Another is answered when the file ``$MAY_ANSWER`` is there.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ async def hold(request: Request) -> StreamingResponse:
 
 
 async def say(request: Request) -> PlainTextResponse:
-    await anyio.sleep(4)
+    while not os.path.exists(os.environ["MAY_ANSWER"]):  # noqa: ASYNC110, ASYNC240
+        await anyio.sleep(0.01)
     return PlainTextResponse(str(os.getpid()))
 
 
