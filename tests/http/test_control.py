@@ -124,7 +124,7 @@ async def test_a_client_cannot_make_its_work_a_control_call() -> None:
 
 async def test_a_stop_call_is_answered_while_a_hundred_wait() -> None:
     """Only that it passes: how fast is benchmarked (``python -m tests.http.test_control``)."""
-    assert await stopped_in() < 5
+    await stopped_in()
 
 
 async def stopped_in() -> float:
@@ -138,6 +138,7 @@ async def stopped_in() -> float:
         began = time.perf_counter()
         assert await post(admission, "/interrupt") == 200
         took = time.perf_counter() - began
+        assert admission.waiting == 100
         group.cancel_scope.cancel()
     held.release()
     return took

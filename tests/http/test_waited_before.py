@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -320,13 +321,15 @@ async def test_what_an_estimate_took_is_part_of_the_wait_for_a_shared_budget(tmp
         return 60
 
     seen: list[Event] = []
-    room = admission(seen, estimator=short, timeout=0.3, shared=str(tmp_path / "budget"))
+    room = admission(seen, estimator=short, timeout=2.0, shared=str(tmp_path / "budget"))
     held = await room.entrance.acquire(Estimate(100))
     call = Call(middleware(room), b"{}")
     await call.run()
-    assert "60 B were not free within timeout=0.3 s, 0.2 s of which" in call.problem()["detail"]
+    said = re.search(r"60 B were not free within timeout=2 s, (.+) s of which", call.problem()["detail"])
+    assert said is not None
+    assert 0.2 <= float(said[1]) < 2
     (refused,) = [event for event in seen if event.kind == "refused"]
-    assert 0.3 <= refused.waited < 5
+    assert refused.waited >= 2
     held.release()
     await room.aclose()
 

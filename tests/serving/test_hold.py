@@ -22,7 +22,7 @@ from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.memory import MemoryHub, MemoryLog
 from gpu_admission.shared.operations import Terms
 from tests.shared.redisserver import Server, needs_server
-from tests.waiting import free_port, until
+from tests.waiting import LONGEST, free_port, until
 
 
 @pytest.fixture
@@ -81,14 +81,15 @@ def test_it_waits_for_the_bytes(folder: Path, server: SharedLedger) -> None:
     first = Ticket(60)
     server.ask(first)
     holding = start(60, folder, "--", sys.executable, "-c", "print('ran')")
-    end = time.monotonic() + 30
-    while not server.ledger.waiting:
+
+    def waits() -> int:
         server.catch_up()
-        assert time.monotonic() < end
-        time.sleep(0.01)
+        return server.ledger.waiting
+
+    until(waits)
     assert holding.poll() is None
     server.release(first)
-    assert holding.communicate(timeout=30)[0] == "ran\n"
+    assert holding.communicate(timeout=LONGEST)[0] == "ran\n"
 
 
 def test_signals_reach_the_command(folder: Path, server: SharedLedger) -> None:
@@ -98,7 +99,7 @@ def test_signals_reach_the_command(folder: Path, server: SharedLedger) -> None:
         assert holding.stdout.readline() == "up\n"
         until_held(server, 60)
         holding.send_signal(signal.SIGTERM)
-        assert holding.wait(30) == 3
+        assert holding.wait(LONGEST) == 3
     until_held(server, 0)
 
 
@@ -169,7 +170,7 @@ def test_a_signal_that_came_while_the_command_was_started_reaches_it() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         child = subprocess.Popen(["sleep", "60"])
         passing.to(child)
-        assert child.wait(30) == -signal.SIGTERM
+        assert child.wait(LONGEST) == -signal.SIGTERM
 
 
 def test_what_nohup_lets_be_ignored_is_ignored(folder: Path, server: SharedLedger) -> None:
@@ -277,10 +278,7 @@ def test_a_command_that_outlives_its_hold_stays_counted_until_it_ends(
         time.sleep(0.05)
     os.kill(command, signal.SIGKILL)
     until_held(server, 60)
-    end = time.monotonic() + 10
-    while waiting.state is not GRANTED:
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until(lambda: waiting.state is GRANTED)
     server.release(waiting)
     holding.stdout.close()
 
@@ -293,10 +291,7 @@ def test_over_a_server_a_command_dies_with_its_hold(tmp_path: Path) -> None:
     command = int(holding.stdout.readline())
     holding.kill()
     holding.wait()
-    end = time.monotonic() + 10
-    while is_running(command):
-        assert time.monotonic() < end, "nobody renews its lease any more, and it runs on"
-        time.sleep(0.01)
+    until(lambda: not is_running(command), what="nobody renews its lease any more, and it runs on")
     holding.stdout.close()
     redis.stop()
 
