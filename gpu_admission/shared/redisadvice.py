@@ -13,6 +13,8 @@ def advice(error: Exception, address: RedisAddress) -> str:
     from redis.exceptions import (
         AuthenticationError,
         AuthorizationError,
+        ClusterError,
+        MovedError,
         NoPermissionError,
         OutOfMemoryError,
         ReadOnlyError,
@@ -30,6 +32,15 @@ def advice(error: Exception, address: RedisAddress) -> str:
         return "name the master in shared=, which takes writes, not a replica"
     if "WRONGTYPE" in str(error):
         return f"something else uses the keys {keys}: delete these keys, or write another name= into shared="
+    if "DB index" in str(error):
+        return (
+            "write the number of a database that the server has into shared=, as in redis://host/0?name=gpu0"
+        )
+    if isinstance(error, (ClusterError, MovedError)) or "cluster" in str(error) or "slot" in str(error):
+        return (
+            f"in a cluster, name the node that has the keys {keys} in shared=, with database 0, as in "
+            "redis://host/0?name=gpu0; moved to another node, they are not followed"
+        )
     if "max number of clients" in str(error):
         return "raise the server's maxclients: each process of the budget takes two"
     return "see that shared= names a Redis server that is up and takes writes"

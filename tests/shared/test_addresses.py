@@ -15,6 +15,7 @@ from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.opening import open_log
 from gpu_admission.shared.operations import Terms
 from gpu_admission.shared.redisaddress import COMMANDS, parse
+from gpu_admission.shared.redisadvice import advice
 from gpu_admission.shared.redislog import RedisLog
 from tests.shared.redisserver import Server, needs_server
 from tests.waiting import free_port, until, wait_for
@@ -148,3 +149,17 @@ def test_options_and_logins_go_to_the_server_and_to_its_sentinels() -> None:
 def test_an_option_that_the_client_does_not_have_is_said_at_once(wrong: str) -> None:
     with pytest.raises(ValueError, match=r"shared='redis.*tmeout.*options of redis-py"):
         open_log(wrong)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "what_to_do"),
+    [
+        ("ResponseError", "DB index is out of range", "the number of a database that the server has"),
+        ("ResponseError", "SELECT is not allowed in cluster mode", "with database 0"),
+        ("MovedError", "1234 10.0.0.2:6379", "name the node that has the keys gpu_admission:{gpu0}:*"),
+        ("ClusterDownError", "The cluster is down", "in a cluster"),
+    ],
+)
+def test_a_database_or_a_node_that_is_the_wrong_one_is_said(kind: str, said: str, what_to_do: str) -> None:
+    error = getattr(pytest.importorskip("redis.exceptions"), kind)(said)
+    assert what_to_do in advice(error, parse("redis://host/99?name=gpu0"))
