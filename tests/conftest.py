@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from gpu_admission.admission.twins import twins
 from gpu_admission.devices import Readings
 from tests.cards import HandClock
+from tests.waiting import until
 
 # How fast a machine is says nothing about the code.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,6 +39,21 @@ def no_twins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr("gpu_admission.runtime.claims._folder", lambda: Path(folder))
         yield
     twins().drop()
+
+
+@pytest.fixture(autouse=True)
+def no_member_left() -> Iterator[None]:
+    """A process that stays in a shared budget beats on, looks for a server, and logs in other tests."""
+    before = _members()
+    yield
+    until(lambda: _members() <= before, what="close what shares a budget, and end its leases")
+
+
+def _members() -> set[threading.Thread]:
+    """Threads by which this process takes part in a shared budget."""
+    return {
+        each for each in threading.enumerate() if each.name in ("gpu_admission.shared", "gpu_admission.redis")
+    }
 
 
 @pytest.fixture

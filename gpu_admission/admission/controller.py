@@ -224,9 +224,10 @@ class Admission:
         Open leases end by themselves; their bytes stay counted until then.
         """
         self.drain()
-        self.startup.stop()
+        self.startup.end()
         await self.events.flush()
         await self.locked.leave()
+        self.entrance.leave()
 
     # what there is to see
 

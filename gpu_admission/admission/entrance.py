@@ -145,6 +145,10 @@ class Entrance:
         for scope in tuple(self._open_for):
             self._home.call(scope.cancel)
 
+    def leave(self) -> None:
+        """Keep no event loop of our own any more: nothing is let in from now on."""
+        self._home.leave()
+
     def start(self, estimate: Estimate, lane: int, flow: Any, route: str, loop: Any) -> Lease | None:
         """A lease on ``estimate.bytes`` where they are free and nobody waits; else ``None``: ``acquire`` it.
 

@@ -110,7 +110,10 @@ def would_have(counts: Counter[str]) -> str:
 
 
 class ShadowSummary:
-    """Logs a line every ``every`` seconds: what would have been refused, and the most bytes held at once."""
+    """Logs a line every ``every`` seconds: what would have been refused, and the most bytes held at once.
+
+    At shutdown, what came since the last one.
+    """
 
     def __init__(self, every: float = 60.0, *, timer: Callable[..., Any] = threading.Timer) -> None:
         self._every = every
@@ -125,6 +128,8 @@ class ShadowSummary:
         self._counts: Counter[str] = Counter()
         self._peak = 0
         self._running = False
+        self._waits: Any = None
+        """The timer that was started last."""
 
     def watch(self, admission: _Watched) -> None:
         self._admission = admission
@@ -139,9 +144,15 @@ class ShadowSummary:
             if self._running:
                 return
             self._running = True
-        timer = self._timer(self._every, self.say)
+        timer = self._waits = self._timer(self._every, self.say)
         timer.daemon = True
         timer.start()
+
+    def flush(self) -> None:
+        """Log what there is now: at shutdown, where a timer would come too late."""
+        if self._waits is not None:
+            self._waits.cancel()
+        self.say()
 
     def say(self) -> None:
         """Log what came since the last time."""

@@ -44,7 +44,17 @@ class Sharing:
     before ``join``. Raises ``TypeError`` or ``ValueError`` that names ``shared``.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_joining", "_shared", "_woken", "is_joined", "turn", "where")
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_has_left",
+        "_joining",
+        "_shared",
+        "_woken",
+        "is_joined",
+        "turn",
+        "where",
+    )
 
     may_resize = False
 
@@ -63,7 +73,7 @@ class Sharing:
             log, terms, woken=woken, use=use, fallback=fallback, devices=partial(_keys, devices)
         )
         self._woken = woken
-        self._closed = False
+        self._closed = self._has_left = False
         self._joining = threading.Lock()
         self.is_joined = False
         self.turn = Turn(self._shared.lock)
@@ -137,7 +147,7 @@ class Sharing:
 
     def _join(self) -> None:
         with self._joining:
-            if not self.is_joined:
+            if not self.is_joined and not self._has_left:
                 self._shared.start()
                 self.is_joined = True
 
@@ -153,8 +163,13 @@ class Sharing:
 
     async def leave(self) -> None:
         self._closed = True
-        if self.is_joined:
-            await anyio.to_thread.run_sync(self._shared.stop)
+        await anyio.to_thread.run_sync(self._leave)
+
+    def _leave(self) -> None:
+        with self._joining:  # what is joining just now has joined, and whoever comes later does not
+            self._has_left = True
+            if self.is_joined:
+                self._shared.stop()
 
     def leave_at_exit(self) -> None:
         """The program ends. What it holds even so stays counted until others see that it has died."""

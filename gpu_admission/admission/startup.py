@@ -40,7 +40,7 @@ class Startup:
         self._locked = locked
         self._monitor = monitor
         self._events = events
-        self._started = False
+        self._started = self._has_ended = False
         self.taken: Sequence[str] = ()
         """Variables of the environment that gave settings."""
 
@@ -70,7 +70,7 @@ class Startup:
 
     def start(self) -> None:
         """Work begins: said once, at the server's startup or else at the first request."""
-        if self._started or not self._monitor.is_measured:
+        if self._started or self._has_ended or not self._monitor.is_measured:
             return
         if not self._locked.is_joined and self._settings.mode != "off":
             return
@@ -92,6 +92,11 @@ class Startup:
         """Stop what runs in the background, until the server starts again."""
         self._monitor.stop()
         self._started = False
+
+    def end(self) -> None:
+        """The same for good: what is starting just now does not go on."""
+        self._has_ended = True
+        self.stop()
 
     def has_door(self, door: Priced) -> None:
         """A route has an estimator of its own: its size is held against the capacity, as the settings' are.

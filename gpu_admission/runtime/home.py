@@ -85,6 +85,11 @@ class Home:
             yield
             self.loop = loop
 
+    def leave(self) -> None:
+        """Let a loop of our own end, once no thread waits in it any more."""
+        with self._lock:
+            self._own = None
+
     def call(self, function: Callable[[], object]) -> None:
         """Call ``function`` there: at once where this is it, else soon. Not where it has ended."""
         if self._is_here():

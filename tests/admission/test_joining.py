@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 from gpu_admission import Admission, Lane, TooLarge
-from gpu_admission.shared.memory import MemoryHub, MemoryLog
-from gpu_admission.shared.process import boot_seconds
 from gpu_admission.testing import FakeDevice
 from gpu_admission.types import Estimate
-from tests.shared.redisserver import Server, needs_server
+from tests.admission.places import Places
 
 pytestmark = pytest.mark.anyio
-
-
-class Places:
-    """Where processes meet: ``new()`` is what the next of them gives as ``shared``."""
-
-    def __init__(self, kind: str, tmp_path: Path) -> None:
-        self._hub = MemoryHub(knows_deaths=True, clock=boot_seconds)
-        self._folder = str(tmp_path / "gpu0")
-        self._server = Server(tmp_path / "redis") if kind == "redis" else None
-        self._kind = kind
-
-    def new(self) -> Any:
-        if self._server is not None:
-            return self._server.address
-        return self._folder if self._kind == "folder" else MemoryLog(self._hub)
-
-    def stop(self) -> None:
-        if self._server is not None:
-            self._server.stop()
-
-
-@pytest.fixture(params=["folder", "memory", pytest.param("redis", marks=needs_server)])
-def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
-    places = Places(request.param, tmp_path)
-    yield places
-    places.stop()
 
 
 def worker(places: Places, **settings: Any) -> Admission:
@@ -65,6 +35,11 @@ async def seen_by(admission: Admission, capacity: int) -> bool:
     return admission.snapshot().capacity == capacity
 
 
+async def read_all(admission: Admission) -> None:
+    """What others have said up to now is read by then."""
+    (await admission.entrance.acquire(Estimate(0))).release()
+
+
 async def test_one_that_joins_without_settings_takes_the_budget_as_it_is_and_leaves_it_so(
     places: Places, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -73,13 +48,13 @@ async def test_one_that_joins_without_settings_takes_the_budget_as_it_is_and_lea
         async with joiner(places) as guest, guest.lease(60):
             assert guest.snapshot().capacity == 100
             assert guest.monitor.devices == ()
-            await first.entrance.acquire(Estimate(0))  # what the guest has said is read by now
+            await read_all(first)
             assert (first.snapshot().capacity, first.snapshot().in_use) == (100, 60)
             assert first.locked.ledger.lanes[0].max_waiting == 7
             assert first.locked.ledger.max_running == 3
             with pytest.raises(TooLarge):
                 await guest.entrance.acquire(Estimate(101))
-        await first.entrance.acquire(Estimate(0))
+        await read_all(first)
         assert first.snapshot().capacity == 100
     assert "different settings" not in caplog.text
     assert "not set in this process" in caplog.text

@@ -362,6 +362,7 @@ async def test_one_that_is_refused_before_it_waits_leaves_nothing_behind() -> No
     with pytest.raises(TooLarge):
         await admission.entrance.acquire(Estimate(101), queued=lambda ticket: log.deliver())
     assert len(admission.locked._shared.own) == 0  # type: ignore[attr-defined]
+    await admission.aclose()
 
 
 # a log that has begun anew
@@ -521,11 +522,12 @@ async def test_a_full_line_of_another_lane_refuses_nobody(place: str) -> None:
     first = on(place, lanes=[Lane("short")])
     second = on(place, lanes=[Lane("long", max_waiting=1), Lane("short")])
     async with Pair(first, second), anyio.create_task_group() as group:
-        await second.entrance.acquire(Estimate(100))
+        lease = await second.entrance.acquire(Estimate(100))
         group.start_soon(partial(second.entrance.acquire, Estimate(10)))
         await until_waiting(first, 1)
         first.entrance.check_open()
         group.cancel_scope.cancel()
+        lease.release()
 
 
 async def test_what_a_batch_lacks_is_told_by_the_lane_in_force(place: str) -> None:

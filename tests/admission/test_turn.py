@@ -152,6 +152,7 @@ async def test_a_snapshot_in_the_middle_of_reading_a_shared_log_spoils_nothing(t
         tickets.append(Ticket(60))
         steps += 1
     assert steps > 5
+    admission.locked.release(tickets[-1])
     await admission.aclose()
 
 
