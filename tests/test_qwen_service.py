@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from examples.qwen_service import app as service
 from examples.qwen_service.chat import Chat, Generation
 from examples.qwen_service.model import Answer, Model, load
 from gpu_admission import Admission
-from tests.observe.serving import served
+from tests.observe.serving import asking, served
 from tests.waiting import free_port, until, wait_for
 
 ROOT = Path(__file__).parents[1]
@@ -177,9 +175,7 @@ def test_a_client_that_hangs_up_stops_the_model_and_gives_its_bytes_back(
 def test_one_that_waits_for_a_whole_answer_and_hangs_up_stops_it_too(
     url: str, admission: Admission, made: list[int]
 ) -> None:
-    asked = json.dumps({"messages": HELLO, "max_tokens": 3500})
-    with closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
-        connection.request("POST", "/v1/chat/completions", asked, {"content-type": "application/json"})
+    with asking(url, "/v1/chat/completions", {"messages": HELLO, "max_tokens": 3500}):
         until(lambda: made and made[-1] > 0)
     until(lambda: admission.in_use == 0)
     assert 0 < made.pop() < 3500

@@ -56,7 +56,7 @@ class Browser:
             message["sessionId"] = self._session
         os.write(self._to_it, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._receive(30.0)
+            answer = self._receive(120.0)
             if answer.get("id") != self._number:
                 continue
             if "error" in answer:
@@ -85,7 +85,7 @@ class Browser:
         before = len(self.events)
         self.call("Page.navigate", url=address)
         while not any(event["method"] == "Page.loadEventFired" for event in self.events[before:]):
-            self._receive(30.0)
+            self._receive(120.0)
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression, awaited where it is a promise. Raises what the page raises."""
@@ -96,7 +96,7 @@ class Browser:
             raise AssertionError(answer["exceptionDetails"])
         return answer["result"].get("value")
 
-    def wait_for(self, condition: str, limit: float = 10.0) -> float:
+    def wait_for(self, condition: str, limit: float = 60.0) -> float:
         """Seconds until the expression ``condition`` is true in the page; fails after ``limit``."""
         return float(
             self.evaluate(
@@ -115,7 +115,7 @@ class Browser:
     def wait_until_told(self, method: str, which: Callable[[dict[str, Any]], bool]) -> None:
         """Until an event of that name comes that is one of ``which``."""
         while True:
-            message = self._receive(30.0)
+            message = self._receive(120.0)
             if message.get("method") == method and which(message["params"]):
                 return
 

@@ -1,14 +1,18 @@
-"""An app behind a real uvicorn, in a thread of the test's own process."""
+"""An app behind a real uvicorn, in a thread of the test's own process, and a client that hangs up."""
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import uvicorn
+
+from tests.waiting import LONGEST
 
 
 @contextmanager
@@ -21,13 +25,21 @@ def served(app: Any, *, port: int = 0) -> Iterator[str]:
         server = _Server(config, started)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
-        assert started.wait(20)
+        assert started.wait(LONGEST)
         try:
             yield f"http://127.0.0.1:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(LONGEST)
         assert not thread.is_alive()
+
+
+@contextmanager
+def asking(url: str, path: str, body: Any) -> Iterator[None]:
+    """A client that has asked, reads no answer, and hangs up at the end of the block."""
+    with closing(http.client.HTTPConnection(url.removeprefix("http://"))) as connection:
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        yield
 
 
 class _Server(uvicorn.Server):

@@ -191,7 +191,7 @@ def test_a_route_without_a_pattern_has_the_name_that_it_has_in_the_metrics(tmp_p
     with chromium(path, tmp_path / "profile") as browser, service.running() as address:
         browser.open(address)
         service.post("/generate", 5, "batch")
-        browser.wait_for("document.getElementById('leases').rows.length === 1", limit=5.0)
+        browser.wait_for("document.getElementById('leases').rows.length === 1")
         assert rows(browser, "leases")[0][4] == "unmatched"
 
 
@@ -339,7 +339,7 @@ def test_without_a_stream_the_page_asks_for_json_now_and_then(service: Service, 
         browser.open(address)
         browser.wait_for("document.getElementById('link').textContent === 'asking every 2 s'")
         service.post("/generate", 5, "batch")
-        browser.wait_for("document.getElementById('leases').rows.length === 1", limit=5.0)
+        browser.wait_for("document.getElementById('leases').rows.length === 1")
         assert_quiet(browser, address)
 
 

@@ -14,7 +14,7 @@ from gpu_admission import Admission, GPUAdmission
 from gpu_admission.serving import Health, drain_at_sigterm
 from gpu_admission.types import ASGIApp, Message, Receive, Scope, Send
 
-admission = Admission(capacity=4, estimator=1, shared=os.environ["SHARED"], max_waiting=500, timeout=60)
+admission = Admission(capacity=4, estimator=1, shared=os.environ["SHARED"], max_waiting=500, timeout=600)
 
 
 @asynccontextmanager

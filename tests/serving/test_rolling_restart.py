@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.waiting import free_port, until, wait_for
+from tests.waiting import LONGEST, free_port, until, wait_for
 
 ROOT = Path(__file__).parents[2]
 WORKERS, CLIENTS, MOST = 3, 56, 100
@@ -31,16 +31,16 @@ def workers(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
         "PYTHONPATH": str(ROOT),
     }
     with subprocess.Popen(
-        [*command, "--timeout-worker-healthcheck=60", f"--port={port}", "--log-level=warning"],
+        [*command, "--timeout-worker-healthcheck=120", f"--port={port}", "--log-level=warning"],
         env=environment,
         cwd=ROOT,
     ) as process:
         try:
-            wait_for(port, 60)
+            wait_for(port)
             yield process, f"http://127.0.0.1:{port}"
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            process.wait(LONGEST)
 
 
 def ask(http: httpx.Client, served: Counter[str]) -> Counter[int]:
@@ -63,13 +63,13 @@ def test_no_request_is_lost_where_workers_are_restarted_under_a_queue(tmp_path: 
     limits = httpx.Limits(max_connections=None)
     with (
         workers(tmp_path) as (process, url),
-        httpx.Client(base_url=url, timeout=120, headers={"connection": "close"}, limits=limits) as http,
+        httpx.Client(base_url=url, timeout=600, headers={"connection": "close"}, limits=limits) as http,
         ThreadPoolExecutor(CLIENTS) as pool,
     ):
         clients = [pool.submit(ask, http, served) for _ in range(CLIENTS)]
-        until(lambda: http.get("/health/ready").json()["waiting"] >= CLIENTS // 2, 60)
+        until(lambda: http.get("/health/ready").json()["waiting"] >= CLIENTS // 2)
         process.send_signal(signal.SIGHUP)
-        answers = sum((client.result(240) for client in clients), Counter[int]())
+        answers = sum((client.result(900) for client in clients), Counter[int]())
     assert set(answers) == {200}, answers
     noted = Counter((tmp_path / "notes").read_text().split())
     assert noted["taken"] == noted["200"] == answers[200], "whatever a worker has taken is answered"
