@@ -21,6 +21,7 @@ def test_each_variable_is_the_setting_of_its_name() -> None:
         "GPU_ADMISSION_MODE": "shadow",
         "GPU_ADMISSION_SHARED": "/dev/shm/gpu0",
         "GPU_ADMISSION_NAME": "",
+        "GPU_ADMISSION_HELD_DEVICE": "1",
         "PATH": "/bin",
     }
     found = from_environment(env)

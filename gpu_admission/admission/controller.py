@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 from gpu_admission.admission.block import LeaseContext
 from gpu_admission.admission.budgets import budget_of, usable
@@ -39,6 +39,10 @@ from gpu_admission.shared.gossip import Use
 from gpu_admission.sizes import format_bytes, parse_bytes
 from gpu_admission.types import Estimate, Observer, Snapshot, Waiting, WatchingObserver
 
+_OF_ONE_PROCESS = (
+    "an Admission can't be pickled or copied, since it belongs to one process: build one in each, "
+    "with the same shared= where they share one budget"
+)
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 
@@ -120,10 +124,7 @@ class Admission:
 
     def _use(self) -> Use:
         """What this process tells the others that share its budget."""
-
-        def use() -> tuple[Sequence[int], Sequence[int]]:
-            return self.monitor.use()  # which is made after the budget
-
+        use = partial(_use_of, self)  # the monitor is made after the budget
         return use if self.settings.shared is None else self._learning.shared(use)
 
     def _make_anew(self) -> None:
@@ -285,6 +286,9 @@ class Admission:
             leaving=self.entrance.is_leaving,
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(_OF_ONE_PROCESS)
+
     def __repr__(self) -> str:
         ledger = self.locked.ledger
         return (
@@ -292,6 +296,11 @@ class Admission:
             f"of {format_bytes(ledger.capacity)} in use by {ledger.running}, "
             f"{ledger.waiting} waiting, mode={self.mode}>"
         )
+
+
+def _use_of(admission: Admission) -> tuple[Sequence[int], Sequence[int]]:
+    """What its devices are used for now."""
+    return admission.monitor.use()
 
 
 def _routes() -> Any:

@@ -22,6 +22,7 @@ import msgspec
 
 from gpu_admission.admission.snapshots import place_in
 from gpu_admission.budget.ticket import REFUSED, Ticket
+from gpu_admission.settings.environment import HELD_DEVICE
 from gpu_admission.shared.command import NOT_NAMED, Onlooker, named_or_variable, nothing_there
 from gpu_admission.shared.ledger import SharedLedger
 from gpu_admission.shared.opening import open_log
@@ -120,7 +121,7 @@ def hold(
             why_not = _wait(ledger, ticket, news, timeout, passing)
             if why_not is not None:
                 return _fail(why_not, 128 + passing.ended_by if passing.ended_by else FAILED)
-            return _run(command, ledger.log.lifeline, passing)
+            return _run(command, ticket.device, ledger.log.lifeline, passing)
         finally:
             ledger.release(ticket)
             ledger.stop()
@@ -199,13 +200,14 @@ def waits(ledger: SharedLedger, ticket: Ticket) -> str:
         )
 
 
-def _run(command: Sequence[str], lifeline: int | None, passing: Passing) -> int:
+def _run(command: Sequence[str], device: int, lifeline: int | None, passing: Passing) -> int:
     """Its status. However this process dies, the command never outlives the time its bytes are counted."""
+    told = {**os.environ, HELD_DEVICE: str(device)}
     try:
         if lifeline is None:
-            child = subprocess.Popen(_dies_with_this(command))
+            child = subprocess.Popen(_dies_with_this(command), env=told)
         else:
-            child = subprocess.Popen(command, pass_fds=(lifeline,))
+            child = subprocess.Popen(command, env=told, pass_fds=(lifeline,))
     except FileNotFoundError as error:
         return _fail(str(error), NOT_FOUND)
     except OSError as error:

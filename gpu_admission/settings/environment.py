@@ -16,6 +16,8 @@ from typing import Any, Final
 from gpu_admission.settings.settings import Settings
 
 PREFIX: Final = "GPU_ADMISSION_"
+HELD_DEVICE: Final = "GPU_ADMISSION_HELD_DEVICE"
+"""No setting: what ``gpu-admission hold`` tells its command."""
 _READ: Final[dict[str, Callable[[str], Any]]] = {
     "capacity": str,
     "max_waiting": int,
@@ -33,6 +35,7 @@ def from_environment(env: Mapping[str, str]) -> dict[str, Any]:
     Raises ``ValueError`` that names the variable.
     """
     found = {name: value for name, value in env.items() if name.startswith(PREFIX) and value}
+    found.pop(HELD_DEVICE, None)
     return {_setting(name): _value(name, value) for name, value in sorted(found.items())}
 
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from gpu_admission import Admission, GPUAdmission
+from tests.cases.harness import working
 
 PRELUDE = """
 import asyncio, os, sys, threading
@@ -191,3 +198,11 @@ asyncio.run(in_parent())
         check=False,
     )
     assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.deepcopy])
+def test_one_that_is_sent_to_a_spawned_process_says_what_to_do_instead(copied: Callable[[Any], Any]) -> None:
+    admission = Admission(capacity=100, estimator=1)
+    for sent in (admission, GPUAdmission(working, admission=admission)):
+        with pytest.raises(TypeError, match=r"build one in each, with the same shared="):
+            copied(sent)

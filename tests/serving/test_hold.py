@@ -77,6 +77,23 @@ def test_the_budget_may_be_named_by_the_environment(
     assert hold(60, folder, sys.executable, "-c", "raise SystemExit(8)") == 8
 
 
+@pytest.mark.parametrize("device", [0, 1])
+def test_the_command_is_told_of_which_device_it_holds_bytes(tmp_path: Path, device: int) -> None:
+    """By its place, as the budget knows it. The program may take its other settings from the environment."""
+    shared = SharedLedger(FolderLog(tmp_path / "gpu0"), Terms((100, 100)))
+    shared.start()
+    held = [Ticket(60) for _ in range(device)]
+    for ticket in held:
+        shared.ask(ticket)
+    assert [ticket.device for ticket in held] == [0] * device
+    told = "import os; from gpu_admission import Admission; Admission.from_env(capacity=1, estimator=1)"
+    code = f"{told}; raise SystemExit(7 + int(os.environ['GPU_ADMISSION_HELD_DEVICE']))"
+    assert hold(60, tmp_path / "gpu0", "--", sys.executable, "-c", code) == 7 + device
+    for ticket in held:
+        shared.release(ticket)
+    shared.stop()
+
+
 def test_it_waits_for_the_bytes(folder: Path, server: SharedLedger) -> None:
     first = Ticket(60)
     server.ask(first)
