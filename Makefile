@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 BIN = $(VENV)/bin
 # Real servers, browsers and clocks share the cores with other tests: what fails there is tried once more, alone.
 AGAIN = --last-failed --last-failed-no-failures none
+# Where there is no redis-server, the tests that start one are skipped.
+NO_REDIS = $(if $(shell command -v redis-server),,--omit='*/shared/redis*.py')
 DOCUMENTED = gpu_admission $(addprefix gpu_admission.,types request errors settings workloads rules estimators \
   devices guards observe serving testing)
 DOCS ?= $(or $(TMPDIR),/tmp)/gpu-admission-docs
@@ -33,6 +35,7 @@ unit: $(VENV)/test
 		$(BIN)/pytest $(AGAIN) -m "not slow" --cov --cov-append --cov-report=
 	$(BIN)/coverage report --fail-under=95 --skip-covered
 	$(BIN)/coverage report --fail-under=99 --show-missing --include='*/budget/*,*/http/*'
+	$(BIN)/coverage report --fail-under=100 --show-missing --include='*/gpu_admission/shared/*' $(NO_REDIS)
 
 # Some take a minute: a core that is done takes over what another has still to do.
 slow: $(VENV)/test

@@ -783,6 +783,15 @@ def test_stopping_gives_up_what_waits() -> None:
     assert world[1].shared.pulse() == 0.0
 
 
+def test_a_process_that_is_stopped_twice_has_left_once() -> None:
+    world = World()
+    world[0].shared.stop()
+    said = world.hub.end
+    world[0].shared.stop()
+    assert world[0].shared.has_left
+    assert world.hub.end == said
+
+
 def test_flows_of_equal_names_are_one_flow_in_all_processes() -> None:
     world = World()
     first, second = world[0].ask(10, flow="tenant"), world[1].ask(10, flow="tenant")
