@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from gpu_admission import Admission, QueueTimeout, TooLarge, cli, current_lease
+from gpu_admission import Admission, Estimate, QueueTimeout, TooLarge, cli, current_lease
 from gpu_admission.runtime.home import OwnLoop
 from tests.shared.redisserver import Server, needs_server
 from tests.waiting import until
@@ -128,10 +128,11 @@ def test_what_waits_goes_on_in_the_loop_that_the_program_runs_later(
             got.append(lease.bytes)
 
     async def serve() -> None:
-        async with admission.lease(10):
-            await anyio.to_thread.run_sync(until, lambda: admission.waiting == 1)
-            first.__exit__(None, None, None)
-            await anyio.to_thread.run_sync(thread.join, 20)
+        ours = await admission.entrance.acquire(Estimate(10))  # by `lease` it would be a part of the first
+        await anyio.to_thread.run_sync(until, lambda: admission.waiting == 1)
+        first.__exit__(None, None, None)
+        await anyio.to_thread.run_sync(thread.join, 20)
+        ours.release()
 
     first = admission.lease(60)
     first.__enter__()
