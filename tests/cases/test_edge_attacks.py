@@ -252,7 +252,7 @@ async def test_an_upload_of_single_bytes_has_a_limit_in_all() -> None:
             return {"type": "http.request", "body": b"x", "more_body": True}
 
         call.receive = trickle  # type: ignore[method-assign]
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await call.run()
         assert call.status == 408
 
@@ -493,7 +493,7 @@ async def test_h10_a_client_that_left_behind_a_long_upload_gives_its_place_up(
         call = await scene.start(cost=100, messages=chunks(*[b"x" * 40_000] * 4, complete=False))
         assert scene.waiting == 1
         call.hang_up()
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await call.done.wait()
         assert (scene.waiting, call.reached_app) == (0, False)
         holder.finish()

@@ -65,7 +65,7 @@ async def test_a_block_that_does_not_fit_is_refused_at_once_and_changes_nothing(
 
         async def request() -> None:
             async with admission.lease(30, own=True) as lease:
-                with anyio.fail_after(5), pytest.raises(Rejected, match="growing never waits") as refused:
+                with anyio.fail_after(20), pytest.raises(Rejected, match="growing never waits") as refused:
                     await admission.lease(61).__aenter__()
                 assert (refused.value.reason, refused.value.status) == ("queue_full", 429)
                 with pytest.raises(TooLarge):
@@ -95,7 +95,7 @@ async def test_what_a_block_gives_back_wakes_those_who_wait() -> None:
             group.start_soon(waiter)
             await settle()
             assert admission.waiting == 1
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await started.wait()
 
 
@@ -194,7 +194,7 @@ async def test_a_route_that_asks_more_than_the_middleware_holds_it_to_its_end(
         async def ask() -> None:
             assert (await post(app)).status_code == 429
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await other_task(ask)
     assert admission.in_use == 0
     assert admission.snapshot().counts["queue_full"] == 1
@@ -416,7 +416,7 @@ async def test_a_lease_of_its_own_is_refused_in_a_task_that_the_holder_waits_for
             with pytest.raises(RuntimeError, match=r"^job\(\.\.\.\) waits .* wait for itself"):
                 await job(admission, 50).__aenter__()
 
-        with anyio.fail_after(5):
+        with anyio.fail_after(20):
             await wait(child)
     assert (admission.in_use, admission.waiting) == (0, 0)
     assert admission.snapshot().counts == {"admitted": 1}

@@ -142,7 +142,7 @@ async def test_a_connection_inside_a_lease_that_can_not_grow_is_refused_at_once(
         group.start_soon(_hold, admission, 70, release)
         await settle()
         async with admission.lease(20, own=True) as lease:
-            with anyio.fail_after(5):
+            with anyio.fail_after(20):
                 await inner.open()
             assert (lease.bytes, admission.in_use) == (20, 90)
         release.set()
