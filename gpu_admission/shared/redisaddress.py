@@ -100,7 +100,9 @@ class RedisAddress:
         try:
             self.client().connection_pool.make_connection()
         except (TypeError, ValueError) as error:
-            if any(name in _PASSWORDS for name, _ in parse_qsl(urlsplit(self.url).query)):
+            parts = urlsplit(self.url)
+            # A port without a host may be the beginning of a password, and an option another part of it.
+            if parts.netloc.startswith(":") or any(name in _PASSWORDS for name, _ in parse_qsl(parts.query)):
                 return f"one of the options is wrong, or a part of a password that was torn: {ENCODE}"
             return self.hide(str(error))
         return None

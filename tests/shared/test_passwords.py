@@ -61,6 +61,7 @@ def everything_in(error: BaseException | None) -> Iterator[str]:
 @example(f"{MARK}/p@ss{MARK}", ADDRESSES[0])
 @example(f"1234?name=a&{MARK}=", ADDRESSES[1])
 @example(f"a&{MARK}=1", ADDRESSES[5])
+@example(f"123/:?{MARK}", WITHOUT_HOST)
 def test_no_message_holds_a_password(password: str, address: str) -> None:
     if address == WITHOUT_HOST:
         password = password.replace("@", "")  # what stands behind it would be the host
