@@ -218,6 +218,7 @@ def test_a_command_that_a_signal_ended_is_told_as_shells_do(folder: Path, server
     [
         (("--timeout", "0", "101", "FOLDER", "--", "true"), 125, "the largest request that fits is 100 B"),
         (("1", "FOLDER", "--", "no-such-command-here"), 127, "no-such-command-here"),
+        (("1", "FOLDER", "--", "/"), 126, "Permission denied: '/'"),
         (("1", "FOLDER"), 125, "say what to run"),
         (("much", "FOLDER", "--", "true"), 125, "size"),
         (("1", "gpu0", "--", "true"), 125, "must be an absolute path"),
