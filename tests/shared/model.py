@@ -10,8 +10,11 @@ Whoever is well says something in each tick (beats come from a thread), and read
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import msgspec
+from msgspec.structs import replace
 
 TTL, HALF = 2, 1
 UP, PAUSED, CUT, DEAD = range(4)
@@ -33,7 +36,7 @@ FLAWS = {
 }
 
 
-class P(NamedTuple):
+class P(msgspec.Struct, frozen=True, order=True, cache_hash=True, gc=False):
     """One process: what it is and believes, and what the log says of it."""
 
     mode: int = UP
@@ -55,7 +58,7 @@ class P(NamedTuple):
     woken: bool = False
 
 
-class State(NamedTuple):
+class State(msgspec.Struct, frozen=True, cache_hash=True, gc=False):
     ps: tuple[P, ...]
     queue: tuple[int, ...] = ()
     settle: int = 0
@@ -93,72 +96,73 @@ class Model:
         if p.silent or p.age or p.member != IN or (p.ticket == HOLDS and p.belief in (NONE, ASKED)):
             yield f"{i} beats", self.entry(s, i)
         if p.belief == NONE and p.left:
-            asked = self._put(s, i, p._replace(left=p.left - 1))
+            asked = self._put(s, i, replace(p, left=p.left - 1))
             yield f"{i} asks", self.entry(asked, i, "ask")
         if p.belief == GRANTED and (p.age < HALF or self.flaw == "old grant"):
-            yield f"{i} starts", self._put(s, i, p._replace(belief=RUNNING))
+            yield f"{i} starts", self._put(s, i, replace(p, belief=RUNNING))
         if p.belief == RUNNING:
-            over = self._put(s, i, p._replace(belief=NONE, given=False))
+            over = self._put(s, i, replace(p, belief=NONE, given=False))
             yield f"{i} ends", self.entry(over, i, "end")
         if p.marked and self.flaw == "reaper outside the log":
-            yield f"reaper takes {i}", self._free(self._put(s, i, p._replace(marked=False)), i)
+            yield f"reaper takes {i}", self._free(self._put(s, i, replace(p, marked=False)), i)
 
     def _hand_on(self, s: State, i: int, p: P) -> Iterator[tuple[str, State]]:
         """What ends is used for the next request at once, and nobody is told."""
         may = (p.age < HALF and p.at_ease) or self.flaw == "old bytes handed on"
         if p.belief == RUNNING and p.left and may:
-            yield f"{i} hands on", self._put(s, i, p._replace(left=p.left - 1, given=False))
+            yield f"{i} hands on", self._put(s, i, replace(p, left=p.left - 1, given=False))
 
     def _harm(self, s: State, i: int, p: P) -> Iterator[tuple[str, State]]:
         if p.mode in (PAUSED, CUT):
-            yield f"{i} is well again", self._put(s, i, p._replace(mode=UP))
+            yield f"{i} is well again", self._put(s, i, replace(p, mode=UP))
         if p.mode == CUT and p.belief == RUNNING:
-            yield f"{i} ends, cut off", self._put(s, i, p._replace(belief=NONE, given=False))
+            yield f"{i} ends, cut off", self._put(s, i, replace(p, belief=NONE, given=False))
         if p.mode == PAUSED and p.silent > TTL and not p.marked and self.flaw == "reaper outside the log":
-            yield f"reaper marks {i}", self._put(s, i, p._replace(marked=True))
+            yield f"reaper marks {i}", self._put(s, i, replace(p, marked=True))
         if s.faults and p.mode == UP:
             for mode, name in ((PAUSED, "pauses"), (CUT, "is cut off"), (DEAD, "crashes")):
                 belief = NONE if mode == DEAD else p.belief
-                harmed = s._replace(faults=s.faults - 1)
-                yield f"{i} {name}", self._put(harmed, i, p._replace(mode=mode, belief=belief, well=False))
+                harmed = replace(s, faults=s.faults - 1)
+                yield f"{i} {name}", self._put(harmed, i, replace(p, mode=mode, belief=belief, well=False))
 
     def _world(self, s: State) -> Iterator[tuple[str, State]]:
         if all(p.mode != UP or (p.member == IN and not p.silent) for p in s.ps):
             yield "a tick", self._tick(s)
         if s.faults:
-            yield "the log is lost", self._lose(s._replace(faults=s.faults - 1))
-            failed = s._replace(faults=s.faults - 1)
+            yield "the log is lost", self._lose(replace(s, faults=s.faults - 1))
+            failed = replace(s, faults=s.faults - 1)
             yield "a failover", self._fail_over(failed)
         if s.leaps and not s.settle:
-            leapt = tuple(p._replace(silent=TTL + 1) for p in s.ps)
-            yield "the clock leaps", s._replace(ps=leapt, leaps=0)
+            leapt = tuple(replace(p, silent=TTL + 1) for p in s.ps)
+            yield "the clock leaps", replace(s, ps=leapt, leaps=0)
         if self.flaw == "wake-up only" and s.faults:
             for i, p in enumerate(s.ps):
                 if p.woken:
-                    lost = s._replace(faults=s.faults - 1)
-                    yield f"the wake-up of {i} is lost", self._put(lost, i, p._replace(woken=False))
+                    lost = replace(s, faults=s.faults - 1)
+                    yield f"the wake-up of {i} is lost", self._put(lost, i, replace(p, woken=False))
 
     def _tick(self, s: State) -> State:
         ps = tuple(
-            p._replace(
+            replace(
+                p,
                 well=p.mode == UP,
                 silent=min(p.silent + 1, TTL + 1),
-                age=min(p.age + 1, HALF + 1),
+                age=min(p.age + 1, HALF),
                 rest=max(0, p.rest - 1),
                 given=p.given or (s.settle == 1 and self._missed_it(p)),
             )
             for p in s.ps
         )
-        return s._replace(ps=ps, settle=max(0, s.settle - 1))
+        return replace(s, ps=ps, settle=max(0, s.settle - 1))
 
     def _missed_it(self, p: P) -> bool:
         """It stood still, or was cut off, for all the time in which others declared what they hold."""
         return p.belief == RUNNING and p.member == OUT and not p.well and p.mode in (PAUSED, CUT)
 
     def _lose(self, s: State) -> State:
-        ps = tuple(p._replace(member=OUT, silent=0, rest=0, ticket=NO, woken=False) for p in s.ps)
+        ps = tuple(replace(p, member=OUT, silent=0, rest=0, ticket=NO, woken=False) for p in s.ps)
         settle = 0 if self.flaw == "missing = empty" else TTL
-        return s._replace(ps=ps, queue=(), settle=settle, extra=0, before=None)
+        return replace(s, ps=ps, queue=(), settle=settle, extra=0, before=None)
 
     def _fail_over(self, s: State) -> State:
         """A server that lacks the last entry: known by its name to be another, it begins a new log."""
@@ -166,21 +170,21 @@ class Model:
             return self._lose(s)
         said, queue = s.before
         ps = tuple(
-            p._replace(member=m, silent=silent, rest=rest, ticket=ticket)
+            replace(p, member=m, silent=silent, rest=rest, ticket=ticket)
             for p, (m, silent, rest, ticket) in zip(s.ps, said, strict=True)
         )
-        return s._replace(ps=ps, queue=queue, before=None)
+        return replace(s, ps=ps, queue=queue, before=None)
 
     # one entry of the log, and its author reading up to it
 
     def entry(self, s: State, i: int, what: str = "") -> State:
         if self.flaw == "failover trusted":
-            s = s._replace(before=(tuple((p.member, p.silent, p.rest, p.ticket) for p in s.ps), s.queue))
+            s = replace(s, before=(tuple((p.member, p.silent, p.rest, p.ticket) for p in s.ps), s.queue))
         s = self._let_pass(s, i)
         if s.ps[i].member != IN:
             s = self._stranger(s, i, what)
         else:
-            s = self._put(s, i, s.ps[i]._replace(silent=0))
+            s = self._put(s, i, replace(s.ps[i], silent=0))
             s = self._apply(s, i, what)
         s = self._grant(s)
         return self._read(s, i)
@@ -194,8 +198,8 @@ class Model:
                 rest = 0 if wrong or self.flaw == "no quarantine" else HALF
                 ticket = NO if p.ticket == WAITS else p.ticket
                 queue = tuple(q for q in s.queue if q != i)
-                s = self._put(s, i, p._replace(member=RESTING, rest=rest, ticket=ticket))
-                s = s._replace(queue=queue)
+                s = self._put(s, i, replace(p, member=RESTING, rest=rest, ticket=ticket))
+                s = replace(s, queue=queue)
             p = s.ps[i]
             if p.member == RESTING and not p.rest:
                 s = self._free(s, i)
@@ -208,30 +212,30 @@ class Model:
             raise Wrong(f"the bytes of {i}, which runs and is well, are given away")
         given = p.given or p.belief == RUNNING
         queue = tuple(q for q in s.queue if q != i)
-        return self._put(s._replace(queue=queue), i, p._replace(member=OUT, ticket=NO, given=given))
+        return self._put(replace(s, queue=queue), i, replace(p, member=OUT, ticket=NO, given=given))
 
     def _stranger(self, s: State, i: int, what: str) -> State:
         """It was declared dead, or the log is new: it joins again, and declares what runs."""
         p = s.ps[i]
         if what == "end" and self.flaw == "late end subtracts":
-            s = s._replace(extra=1)
+            s = replace(s, extra=1)
         if self.flaw == "renewal not re-checked":
             return s
         belief = ASKED if what == "ask" or p.belief in (ASKED, GRANTED) else p.belief
         running = p.belief == RUNNING
         ticket = HOLDS if running else WAITS if belief == ASKED else NO
         queue = (*s.queue, i) if ticket == WAITS else s.queue
-        joined = p._replace(member=IN, silent=0, rest=0, ticket=ticket, belief=belief)
-        return self._put(s._replace(queue=queue), i, joined)
+        joined = replace(p, member=IN, silent=0, rest=0, ticket=ticket, belief=belief)
+        return self._put(replace(s, queue=queue), i, joined)
 
     def _apply(self, s: State, i: int, what: str) -> State:
         p = s.ps[i]
         if what == "ask":
-            s = s._replace(queue=(*s.queue, i))
-            return self._put(s, i, p._replace(ticket=WAITS, belief=ASKED))
+            s = replace(s, queue=(*s.queue, i))
+            return self._put(s, i, replace(p, ticket=WAITS, belief=ASKED))
         if p.belief == NONE and p.ticket != NO:  # its end, or what it could not say when it was cut off
             queue = tuple(q for q in s.queue if q != i)
-            return self._put(s._replace(queue=queue), i, p._replace(ticket=NO))
+            return self._put(replace(s, queue=queue), i, replace(p, ticket=NO))
         return s
 
     def _grant(self, s: State) -> State:
@@ -239,8 +243,8 @@ class Model:
         if s.settle or not s.queue or held >= 1:
             return s
         first, *rest = s.queue
-        granted = s.ps[first]._replace(ticket=HOLDS, woken=self.flaw == "wake-up only")
-        return self._put(s._replace(queue=tuple(rest)), first, granted)
+        granted = replace(s.ps[first], ticket=HOLDS, woken=self.flaw == "wake-up only")
+        return self._put(replace(s, queue=tuple(rest)), first, granted)
 
     def _read(self, s: State, i: int) -> State:
         p = s.ps[i]
@@ -248,10 +252,10 @@ class Model:
         belief = GRANTED if p.belief == ASKED and p.ticket == HOLDS and sees else p.belief
         held = sum(each.ticket == HOLDS for each in s.ps)
         at_ease = held <= 1 and not s.queue and not s.settle
-        return self._put(s, i, p._replace(age=0, belief=belief, at_ease=at_ease, woken=False))
+        return self._put(s, i, replace(p, age=0, belief=belief, at_ease=at_ease, woken=False))
 
     def _put(self, s: State, i: int, p: P) -> State:
-        return s._replace(ps=(*s.ps[:i], p, *s.ps[i + 1 :]))
+        return replace(s, ps=(*s.ps[:i], p, *s.ps[i + 1 :]))
 
     # what must hold in every state
 
@@ -268,18 +272,39 @@ class Model:
                 raise Wrong(f"bytes of {i} are lost")
 
 
+@cache
+def told(p: P) -> P:
+    """The same process without what no step asks it any more; the one object of all that are equal."""
+    if p.mode == DEAD:
+        p = P(mode=DEAD, well=False, left=0, member=p.member, silent=p.silent, rest=p.rest, ticket=p.ticket)
+    if p.member != IN:
+        p = replace(p, silent=0)
+    if p.belief in (NONE, ASKED) or (p.belief == RUNNING and not p.left):
+        p = replace(p, age=0, at_ease=True)
+    return p
+
+
 def alike(s: State) -> State:
-    """The same state with its processes in one order: which of them is which makes no difference."""
-    order = sorted(range(len(s.ps)), key=lambda i: (s.ps[i], s.queue.index(i) if i in s.queue else -1))
-    if order == list(range(len(order))):
-        return s
+    """The same state in short, its processes in one order: which of them is which makes no difference."""
+    ps = [told(p) for p in s.ps]
+    if not s.queue:
+        return replace(s, ps=tuple(sorted(ps)))
+    order = sorted(range(len(ps)), key=lambda i: (ps[i], s.queue.index(i) if i in s.queue else -1))
     place = {i: n for n, i in enumerate(order)}
-    queue = tuple(place[i] for i in s.queue)
-    return s._replace(ps=tuple(s.ps[i] for i in order), queue=queue)
+    return replace(s, ps=tuple(ps[i] for i in order), queue=tuple(place[i] for i in s.queue))
 
 
-def search(flaw: str = "", processes: int = 3, faults: int = 2, most: int = 10_000_000) -> tuple[int, str]:
-    """How many states there are, and what is wrong with the first wrong one (empty: nothing)."""
+def search(
+    flaw: str = "",
+    processes: int = 3,
+    faults: int = 2,
+    most: int = 10_000_000,
+    as_one: Callable[[State], State] | None = alike,
+) -> tuple[set[State], str]:
+    """All states, and what is wrong with the first wrong one (empty: nothing).
+
+    ``as_one`` gives the state that stands for all that differ in nothing that counts.
+    """
     model = Model(flaw)
     first = model.start(processes, faults)
     seen, edge = {first}, [first]
@@ -288,13 +313,13 @@ def search(flaw: str = "", processes: int = 3, faults: int = 2, most: int = 10_0
         for state in edge:
             try:
                 for _, after in model.steps(state):
-                    after = after if flaw else alike(after)
+                    after = as_one(after) if as_one else after
                     if after not in seen:
                         model.check(after)
                         seen.add(after)
                         beyond.append(after)
             except Wrong as wrong:
-                return len(seen), str(wrong)
+                return seen, str(wrong)
         assert len(seen) < most
         edge = beyond
-    return len(seen), ""
+    return seen, ""
