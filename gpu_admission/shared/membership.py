@@ -15,8 +15,8 @@ import msgspec
 
 from gpu_admission.budget.ticket import REFUSED, WAITING, Ticket
 from gpu_admission.shared import dump
+from gpu_admission.shared.compatibility import why_not
 from gpu_admission.shared.deaths import Deaths
-from gpu_admission.shared.entry import why_not
 from gpu_admission.shared.gossip import Gossip, Use
 from gpu_admission.shared.lastword import LastWord
 from gpu_admission.shared.news import News
