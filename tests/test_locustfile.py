@@ -23,7 +23,7 @@ UNTIL_SEEN = """
 from examples import locustfile
 from examples.locustfile import HangsUp, Long, Short
 
-SEEN = {"long: whole answer": 3, "hangs up: accepted": 1, "long: refused 413": 1}
+SEEN = {"long: whole answer": 1, "hangs up: accepted": 1, "long: refused 413": 1}
 
 class UntilSeen(locustfile.Ramp):
     def tick(self):
@@ -34,9 +34,10 @@ class UntilSeen(locustfile.Ramp):
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> Iterator[dict[str, tuple[int, int]]]:
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, int]]]:
     """Requests and failures by name, after a ramp to twelve clients on a budget for few."""
     (tmp_path / "until_seen.py").write_text(UNTIL_SEEN)
+    monkeypatch.setenv("GPU_ADMISSION_TIMEOUT", "600")
     app = service.build()
     app.state.admission.resize("16MiB")
     with served(app) as url:
