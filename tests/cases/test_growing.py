@@ -25,7 +25,7 @@ from starlette.routing import Route
 from gpu_admission import Admission, GPUAdmission, QueueFull, Rejected, TooLarge, current_lease
 from gpu_admission.admission.shares import Share
 from gpu_admission.serving import job
-from gpu_admission.types import ASGIApp, Receive, Scope, Send
+from gpu_admission.types import ASGIApp, Estimate, Receive, Scope, Send
 from tests.cases.harness import answer, read_body, scenario, settle, until
 
 pytestmark = pytest.mark.anyio
@@ -451,6 +451,28 @@ async def test_a_task_of_a_group_around_the_lease_waits_until_that_has_ended() -
         await settle()
         assert admission.waiting == 1
     assert admission.in_use == 0
+
+
+async def test_a_task_waits_on_where_the_request_that_started_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gpu_admission.admission.block._FIRST_LOOK", 0.0)
+    admission = budget()
+    other = await admission.entrance.acquire(Estimate(60))
+    served: list[int] = []
+
+    async def child() -> None:
+        async with admission.lease(50, own=True) as lease:
+            served.append(lease.bytes)
+
+    async with anyio.create_task_group() as group:
+        async with admission.lease(10):
+            group.start_soon(child)
+            await until(lambda: admission.waiting == 1)
+        await settle()
+        assert (admission.waiting, served) == (1, [])
+        other.release()
+    assert (served, admission.in_use) == ([50], 0)
 
 
 async def test_a_wait_in_vain_says_that_the_request_around_it_holds_bytes() -> None:
