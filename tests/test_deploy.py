@@ -278,6 +278,7 @@ def test_every_command_line_is_understood_by_its_program(command: list[str]) -> 
     elif program_ == "gunicorn":
         parsed = Config().parser().parse_args(words)
         found, grace = parsed.args[0], parsed.graceful_timeout
+        assert parsed.timeout >= 2 * grace, "up to half of it is over when a worker begins to stop"
     else:
         assert (program_, words[:2]) == ("python", ["-m", "examples.qwen_service"])
         found, grace = "examples.qwen_service.app:build", arguments(words[2:]).grace
