@@ -1,7 +1,6 @@
 """Jobs that outlive their request: POST answers 202 with an id, GET tells state and place, DELETE stops.
 
-Each waits in the queue and holds its bytes until it is done. After a restart its id is a 404.
-Run it:  uvicorn examples.jobs:app
+Each waits in the queue and holds bytes until it, or its process, ends.  Run it:  uvicorn examples.jobs:app
 """
 
 import asyncio
