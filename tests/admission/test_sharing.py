@@ -272,6 +272,23 @@ async def test_what_waits_while_the_budget_is_away_starts_when_it_is_back() -> N
     assert admission.snapshot().in_use == 0
 
 
+async def test_when_too_much_has_piled_up_while_the_budget_is_away_a_request_is_refused_with_503(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = MemoryLog(hub())
+    async with Pair(on(log), on(None)) as (admission, _):
+        log.cut()
+        with monkeypatch.context() as patch:
+            patch.setattr("gpu_admission.shared.outbox.MOST_UNSAID", 0)
+            with pytest.raises(Unavailable, match="was cut off") as refused:
+                await admission.entrance.acquire(Estimate(10), timeout=60)
+        assert (refused.value.reason, refused.value.status) == ("budget_unreachable", 503)
+        log.mend()
+        async with admission.lease(100):
+            pass
+    assert admission.snapshot().in_use == 0
+
+
 async def test_a_share_is_granted_by_oneself_while_the_budget_is_away() -> None:
     log = MemoryLog(hub())
     async with Pair(on(log, shared_fallback=0.25), on(None)) as (admission, _):
@@ -485,6 +502,18 @@ async def test_a_place_that_others_may_use_is_refused_at_the_start(tmp_path: Pat
     open_to_all.chmod(0o755)
     with pytest.raises(ValueError, match="shared="):
         await on(str(open_to_all)).startup.begin()
+
+
+async def test_watching_only_a_place_that_others_may_use_is_logged_and_holds_no_one_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o755)
+    admission = on(str(open_to_all), mode="shadow")
+    async with admission.lease(10):
+        await until_async(lambda: "shared=" in caplog.text)
+    await admission.aclose()
 
 
 @pytest.mark.parametrize(
