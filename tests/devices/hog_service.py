@@ -30,8 +30,6 @@ HOG = 400 * 2**20
 HOG_CODE = f"import sys; held = bytearray(b'x') * {HOG}; print('ready', flush=True); sys.stdin.read()"
 CROWD = 18
 """Clients that, beside the few that never stop, ask for more than there is even without a hog."""
-LONGEST = 120.0
-"""Seconds for any one thing to happen at all; what is promised is counted, in looks."""
 
 
 async def work(scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,16 +102,16 @@ class Service:
     async def look(self, times: int) -> None:
         """Until the device was looked at ``times`` times more, and the guards were asked each time."""
         seen = len(self.device.allowed)
-        await until_async(lambda: len(self.device.allowed) > seen + times, LONGEST)
+        await until_async(lambda: len(self.device.allowed) > seen + times)
 
     async def fill(self) -> None:
         """Until a request has to wait: then all run that there is room for."""
-        await until_async(lambda: self.admission.waiting, LONGEST)
+        await until_async(lambda: self.admission.waiting)
 
     async def recovery(self, requests: int) -> int:
         """Looks from now on until there is room for ``requests`` again."""
         seen = len(self.device.allowed)
-        await until_async(lambda: max(self.device.allowed[seen:], default=0) >= requests, LONGEST)
+        await until_async(lambda: max(self.device.allowed[seen:], default=0) >= requests)
         return len(list(takewhile(lambda allowed: allowed < requests, self.device.allowed[seen:])))
 
 
@@ -131,7 +129,7 @@ async def scene(service: Service, group: anyio.abc.TaskGroup) -> dict[str, Any]:
     alone = service.running
     for asking in crowd:
         asking.cancel()
-    await until_async(lambda: service.running <= len(few), LONGEST)
+    await until_async(lambda: service.running <= len(few))
     hog = await anyio.to_thread.run_sync(start_hog)
     await service.look(2)
     reason = service.admission.snapshot().devices[0].reason
@@ -142,7 +140,7 @@ async def scene(service: Service, group: anyio.abc.TaskGroup) -> dict[str, Any]:
     with_hog, waiting = service.most_running, service.admission.waiting
     await anyio.to_thread.run_sync(hog.communicate)
     looks = await service.recovery(alone)
-    await until_async(lambda: service.running >= alone, LONGEST)
+    await until_async(lambda: service.running >= alone)
     for asking in (*few, *crowd):
         asking.cancel()
     return {
